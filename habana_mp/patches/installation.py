@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _R = TypeVar("_R")
 
 
+_Observer = Literal["watch", "guard", "diagnosis"]
+
+
 class Installation:
     """The policies that are installed in torch: convert's, if there is one, and those of regions. There is one instance
     in a process, as there is one torch."""
@@ -44,11 +47,8 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: True while calls are watched, the guard checks all calls, or a step is diagnosed: then the core also handles
-        #: operations without a rule.
-        self._is_watched = False
-        self._is_guarded = False
-        self._is_diagnosed = False
+        #: Those that look at all calls now: while there are any, the core also handles operations without a rule.
+        self._observers: set[_Observer] = set()
         self._rules_in_modules = RulesInModules(lambda number: self.policy_of_region(number) if number else self.policy)
         kept.listen(self._follow_modules)
 
@@ -80,7 +80,7 @@ class Installation:
                 self._follow_modules()
                 in_force.set_configuration(policy.named, described)
                 self._exchange_composites(composites)
-                if self._is_watched or self._is_guarded or self._is_diagnosed:
+                if self._observers:
                     self._observe()
             except BaseException:
                 self.uninstall()
@@ -88,31 +88,29 @@ class Installation:
 
     def watch(self, *, watched: bool) -> None:
         """Begins or stops to handle operations without a rule."""
-        with locks.installation:
-            if watched != self._is_watched:
-                self._is_watched = watched
-                self._observe()
+        self._set_observer("watch", is_on=watched)
 
     def guard(self, *, guarded: bool) -> None:
         """Begins or stops to handle the operations without a rule that the guard checks."""
-        with locks.installation:
-            if guarded != self._is_guarded:
-                self._is_guarded = guarded
-                self._observe()
+        self._set_observer("guard", is_on=guarded)
 
     def diagnose(self, *, diagnosed: bool) -> None:
         """Begins or stops to handle the operations without a rule that a diagnosis follows."""
+        self._set_observer("diagnosis", is_on=diagnosed)
+
+    def _set_observer(self, observer: _Observer, *, is_on: bool) -> None:
         with locks.installation:
-            if diagnosed != self._is_diagnosed:
-                self._is_diagnosed = diagnosed
+            if is_on != (observer in self._observers):
+                self._observers ^= {observer}
                 self._observe()
 
     def _observe(self) -> None:
-        """Updates what the core handles for the watch, the guard and a diagnosis. Torch stays unchanged while no lists
-        are in force."""
+        """Updates what the core handles for those that look at all calls. Torch stays unchanged while no lists are in
+        force."""
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
-            watched = rules.plan_of_observed() if self._is_watched or self._is_diagnosed else []
-            _core.observe(watched + (rules.plan_of_guarded() if self._is_guarded or self._is_diagnosed else []))
+            watched = rules.plan_of_observed() if self._observers & {"watch", "diagnosis"} else []
+            guarded = rules.plan_of_guarded() if self._observers & {"guard", "diagnosis"} else []
+            _core.observe(watched + guarded)
 
     def make_region(self, policy: Policy, *, on_cpu: bool, caches_weights: bool, name: str, after_tracked: Any) -> int:
         """Returns the number of a new region with these rules, ready to be entered."""
@@ -161,7 +159,7 @@ class Installation:
             self._follow_module_tensors()
             self._follow_modules(anew=False)
             self._exchange_composites(composites)
-            if self._is_watched or self._is_guarded:
+            if self._observers:
                 self._observe()
         except BaseException:
             if self.policy is None:

@@ -408,8 +408,6 @@ def test_a_region_is_diagnosed_without_a_conversion() -> None:
         with hmp.autocast("cpu", **LOWER):
             return F.mse_loss(model(t).float(), y)
 
-    with hmp.autocast("cpu", **LOWER):
-        pass  # installs the region
     assert _names_the_line(hmp.diagnose(step))
 
 
