@@ -59,7 +59,7 @@ check: $(VENV)/.built $(VENV)/.checkers
 	$(BIN)/stubtest habana_mp._core --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
 	$(BIN)/lint-imports
 	clang-format --dry-run --Werror $(CXX_SOURCES)
-	run-clang-tidy -quiet -p build/dev 'src/.*\.cpp' > build/tidy.log 2>&1 || { grep -E 'warning:|error:' build/tidy.log; exit 1; }
+	$(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -quiet -p build/dev 'src/.*\.cpp' > build/tidy.log 2>&1 || { grep -E 'warning:|error:' build/tidy.log; exit 1; }
 
 format: $(VENV)/.checkers
 	$(BIN)/ruff format .
@@ -148,8 +148,8 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch
-	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*" "import-linter==2.*"
-	command -v clang-format clang-tidy >/dev/null || { $(APT) update -qq; $(APT) install -y -qq clang-format clang-tidy; }
+	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*" "import-linter==2.*" "clang-tidy==23.*"
+	command -v clang-format >/dev/null || { $(APT) update -qq; $(APT) install -y -qq clang-format; }
 	touch $@
 
 # The report's page is tested in a real browser.

@@ -159,9 +159,9 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
 def diagnosed_process() -> Iterator[None]:
     """A block in which observers see all operations: those without a rule too, and those of compiled code."""
     eager = EagerMode()
-    eager.begin()
-    installation.diagnose(diagnosed=True)
     try:
+        eager.begin()
+        installation.diagnose(diagnosed=True)
         yield
     finally:
         installation.diagnose(diagnosed=False)

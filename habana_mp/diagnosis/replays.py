@@ -11,7 +11,7 @@ import random as random_of_python
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -117,18 +117,18 @@ class Replays:
         """A block after which everything is as before it."""
         # A step may begin with `zero_grad`, before any module is called.
         owned: list[tuple[Any, Any]] = [(one, module) for module in all_modules() for one in _weights_of(module)]
-        for weight, module in owned:
-            self._owners[id(weight)] = weight, module
-            if weight.grad is not None:
-                self._gradients.setdefault(id(weight), (weight, weight.grad))
-                weight.grad = None
         try:
+            for weight, module in owned:
+                self._owners[id(weight)] = weight, module
+                if weight.grad is not None:
+                    self._gradients.setdefault(id(weight), (weight, weight.grad))
+                    weight.grad = None
             yield
         finally:
-            self._restore()
-            self._owners.clear()
             for weight, gradient in self._gradients.values():
                 weight.grad = gradient
+            self._owners.clear()
+            self._restore()
 
     def run(self, observer: Observer) -> Outcome:
         """Runs the step once."""
@@ -151,14 +151,18 @@ class Replays:
 
         observer.is_on = self._is_looking
         observer.leaf_is_used = self._leaf_is_used
-        hooks = [
-            register_module_forward_pre_hook(self._module_begins),
-            register_module_forward_hook(self._module_ends),
-            register_optimizer_step_pre_hook(optimizer_begins),
-            register_optimizer_step_post_hook(optimizer_ended),
+        hooks: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+            (register_module_forward_pre_hook, self._module_begins),
+            (register_module_forward_hook, self._module_ends),
+            (register_optimizer_step_pre_hook, optimizer_begins),
+            (register_optimizer_step_post_hook, optimizer_ended),
         ]
-        begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
-        try:
+        with ExitStack() as undone:
+            undone.callback(self._forget_step)
+            for register, hook in hooks:
+                undone.callback(register(hook).remove)
+            begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
+            undone.callback(begun_backwards.stop_listening, self._backward_begins, self._loss_is_scaled)
             with observer.observing(), scalers_end_steps(lambda: self._is_looking, _StepEnds):
                 try:
                     returned = self._step()
@@ -167,13 +171,11 @@ class Replays:
                     pass
             with observer.paused(), apart():
                 return self._outcome(returned)
-        finally:
-            begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
-            for hook in hooks:
-                hook.remove()
-            self._loss = None
-            for weight in self._weights.values():
-                weight.grad = None
+
+    def _forget_step(self) -> None:
+        self._loss = None
+        for weight in self._weights.values():
+            weight.grad = None
 
     # ---- the backward ------------------------------------------------------------------------------------------------
 

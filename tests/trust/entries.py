@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,12 @@ from torch import nn
 
 from habana_mp import _core, hmp, optim
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="habana_mp_trust_"))
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="habana_mp_trust_")
+_FOLDER = Path(_TEMPORARY.name)
+
+
+#: Lines for one module of `_Model`, and for all that it calls.
+_RULES = {"linear @ first": "fp32", "* @ second": "fp32", "relu": "lower"}
 
 
 def _nothing() -> None:
@@ -43,6 +49,8 @@ class Entry:
     is_whole: bool = False
     #: The most attempts where not all are made: each takes long.
     most: int | None = None
+    #: How many blocks of memory CPython may lose in an attempt: a frame with all that it holds.
+    lost_blocks: int = 20
     #: Those that must be freed when an attempt is over.
     tensors: Callable[[Any], Iterable[Any]] = field(default=lambda state: ())
 
@@ -112,8 +120,55 @@ class _Model(nn.Module):
 
 
 def _model() -> tuple[_Model, torch.Tensor]:
-    with hmp.disable_casts():
-        return _Model(), torch.ones(4, 8)
+    with hmp.disable_casts(), torch.no_grad():
+        model = _Model()
+        for number, parameter in enumerate(model.parameters(), 1):
+            parameter.fill_(number / 8)
+        return model, torch.ones(4, 8)
+
+
+def _kept_model() -> tuple[_Model, torch.Tensor]:
+    model, x = _model()
+    hmp.keep(model.second)
+    return model, x
+
+
+def _run_model(state: tuple[_Model, torch.Tensor]) -> torch.Tensor:
+    model, x = state
+    result: torch.Tensor = model(x)
+    result.float().sum().backward()
+    return result.detach()
+
+
+def _of_model(state: tuple[_Model, torch.Tensor]) -> list[Any]:
+    return [state[0], *state[0].parameters(), state[1]]
+
+
+def _divide_by_zero(state: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The guard finds the division, and says so."""
+    a, b = state
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.mm(a, b) + (a / torch.zeros(4, 8)).sum()
+
+
+def _observer(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _core.make_observed_call()
+
+
+def _begin_observer() -> None:
+    _convert()
+    _core.observe_calls(_observer)
+
+
+def _end_observer() -> None:
+    _core.observe_calls(None)
+    hmp.restore()
+
+
+def _diagnose(state: tuple[_Model, torch.Tensor]) -> int:
+    model, x = state
+    return len(hmp.diagnose(lambda: model(x).float().square().mean()).findings)
 
 
 def _construct(_: None) -> bool:
@@ -234,7 +289,7 @@ def _convert_o1(_: None) -> bool:
 
 
 def _convert_again(_: None) -> bool:
-    hmp.convert("O1", preset="hmp-guide-o1", report="modules", within="modules")
+    hmp.convert("O1", preset="hmp-guide-o1", report="modules", within="modules", rules=_RULES, guard=1.0)
     return hmp.is_converted()
 
 
@@ -297,7 +352,30 @@ ENTRIES = [
             "torch's SGD": lambda params: torch.optim.SGD(params, lr=0.1),
         }.items()
     ),
-    Entry("convert", _convert_o1, begin=_nothing, is_whole=True, clean=hmp.restore, most=40),
-    Entry("a second convert", _convert_again, _convert, _nothing, clean=hmp.restore, most=40),
-    Entry("restore", _restore_and_check, _convert, _nothing, most=40),
+    Entry(
+        "rules by module",
+        _run_model,
+        _model,
+        lambda: _convert(rules=_RULES),
+        tensors=_of_model,
+        most=20,
+        lost_blocks=100,
+    ),
+    Entry("a kept module", _run_model, _kept_model, tensors=_of_model, most=20, lost_blocks=100),
+    Entry("guard", _run_model, _model, lambda: _convert(guard=1.0), tensors=_of_model, most=20, lost_blocks=100),
+    Entry("guard that finds a value", _divide_by_zero, _matrices, lambda: _convert(guard=1.0), tensors=list, most=60),
+    Entry(
+        "observed calls",
+        _run_model,
+        _model,
+        _begin_observer,
+        _end_observer,
+        tensors=_of_model,
+        most=20,
+        lost_blocks=100,
+    ),
+    Entry("diagnosis", _diagnose, _model, tensors=_of_model, most=20, lost_blocks=300),
+    Entry("convert", _convert_o1, begin=_nothing, is_whole=True, clean=hmp.restore, most=20),
+    Entry("a second convert", _convert_again, _convert, _nothing, clean=hmp.restore, most=20),
+    Entry("restore", _restore_and_check, _convert, _nothing, most=20),
 ]

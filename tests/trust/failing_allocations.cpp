@@ -7,6 +7,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <dlfcn.h>
 #include <execinfo.h>
 #include <link.h>
 #include <unwind.h>
@@ -52,6 +53,7 @@ struct State {
   std::uint64_t failed = 0;
   bool records = false;
   bool core_was_inside = false;  // when the allocation failed
+  bool interpreter_was_inside_core = false;  // CPython ran code that the core had called
 };
 State state;
 
@@ -186,6 +188,12 @@ std::uint64_t key_of_place() {
   return hash;
 }
 
+std::string_view name_of_function(std::uintptr_t address) {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(address), &info) == 0 || info.dli_sname == nullptr) return {};
+  return info.dli_sname;
+}
+
 // Counts this allocation, and returns whether it is to fail.
 bool is_chosen() {
   const std::uint64_t number = ++state.count;
@@ -195,6 +203,9 @@ bool is_chosen() {
   ++state.failed;
   walk_stack([](std::uintptr_t address) {
     state.core_was_inside = state.core_was_inside || owner_of(address) == Owner::core;
+    if (!state.core_was_inside && name_of_function(address) == "_PyEval_EvalFrameDefault") {
+      state.interpreter_was_inside_core = true;
+    }
     return !state.core_was_inside;
   });
   if (std::getenv("SHOW_FAILED_ALLOCATION") != nullptr) {
@@ -265,7 +276,7 @@ extern "C" {
 void fail_allocations(int kind, std::uint64_t first, std::uint64_t most, int records) {
   if (keys == nullptr) keys = static_cast<std::uint64_t*>(__libc_malloc(most_keys * sizeof *keys));
   find_libraries();
-  state = {static_cast<Kind>(kind), 0, first, most, 0, records != 0, false};
+  state = {static_cast<Kind>(kind), 0, first, most, 0, records != 0};
   walk_stack([](std::uintptr_t) { return true; });  // what unwinding loads, it loads now
   if (state.kind == Kind::python) watch_python();
   is_armed = true;
@@ -289,6 +300,7 @@ void go_on_failing(int was_armed) { is_armed = was_armed != 0; }
 
 std::uint64_t failed_allocations() { return state.failed; }
 int core_was_inside() { return state.core_was_inside ? 1 : 0; }
+int interpreter_was_inside_core() { return state.interpreter_was_inside_core ? 1 : 0; }
 const std::uint64_t* places_of_allocations() { return keys; }
 std::uint64_t most_places() { return most_keys; }
 

@@ -15,14 +15,15 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from habana_mp import hmp, kernels, optim
+from habana_mp import _core, hmp, kernels, optim
 
 Tensors = dict[str, torch.Tensor]
 
@@ -128,11 +129,12 @@ class Scenario:
         self,
         prepare: Callable[[], tuple[Callable[[], Any], Tensors]],
         *,
-        converts: bool = True,
+        options: Mapping[str, Any] | None = MappingProxyType({}),
         reads_once: bool = False,
     ) -> None:
         self.prepare = prepare
-        self.converts = converts
+        #: The options of convert; None where torch stays as it is.
+        self.options = options
         #: A call of several parts may see the change between two of them.
         self.reads_once = reads_once
 
@@ -213,6 +215,30 @@ def training_step() -> tuple[Callable[[], Any], Tensors]:
     return call, {"weight": layer.weight}
 
 
+def division() -> tuple[Callable[[], Any], Tensors]:
+    x, y = torch.ones(64, 32), torch.ones(64, 32)
+
+    def call() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.div(x, y)
+
+    return call, {"x": x, "y": y}
+
+
+def observed() -> tuple[Callable[[], Any], Tensors]:
+    call, tensors = activation()
+
+    def observed_call() -> Any:
+        _core.observe_calls(lambda function, name, args, kwargs: _core.make_observed_call())
+        try:
+            return call()
+        finally:
+            _core.observe_calls(None)
+
+    return observed_call, tensors
+
+
 SCENARIOS = {
     "activation": Scenario(activation, reads_once=True),
     "large_activation": Scenario(large_activation, reads_once=True),
@@ -222,10 +248,13 @@ SCENARIOS = {
     "kept_weight": Scenario(kept_weight),
     "packed_weight": Scenario(packed_weight),
     "packing": Scenario(packing),
-    "step": Scenario(step, converts=False),
+    "step": Scenario(step, options=None),
     "training_step": Scenario(training_step),
+    "guarded": Scenario(division, options={"guard": 1.0}),
+    "observed": Scenario(observed, reads_once=True),
+    "under_rules": Scenario(training_step, options={"rules": {"linear @ **": "fp32", "sum": "lower"}}),
 }
-NO_GRAD = SCENARIOS.keys() - {"step", "training_step"}
+NO_GRAD = SCENARIOS.keys() - {"step", "training_step", "under_rules"}
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -261,10 +290,10 @@ SELDOM = 8
 
 def begin(scenario: Scenario) -> tuple[Callable[[], Any], Tensors]:
     torch.manual_seed(0)
-    if hmp.is_converted() and not scenario.converts:
+    if hmp.is_converted() and scenario.options is None:
         hmp.restore()
-    if scenario.converts and not hmp.is_converted():
-        hmp.convert()
+    if scenario.options is not None and not hmp.is_converted():
+        hmp.convert(**scenario.options)
     return scenario.prepare()
 
 

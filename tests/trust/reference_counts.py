@@ -170,6 +170,42 @@ def within_modules() -> None:
         MODEL(torch.ones(2, 3))
 
 
+@entry(rules={"linear @ **": "fp32", "* @ 3": "fp32", "relu": "lower"})
+def rules_by_module() -> None:
+    MODEL(X)
+    nn.Sequential(nn.Linear(8, 8))(X)
+    with raising(RuntimeError):
+        MODEL(torch.ones(2, 3))
+
+
+@entry()
+def kept_modules() -> None:
+    model = nn.Sequential(hmp.keep(nn.Linear(8, 8)), nn.Linear(8, 8))
+    model(X)
+    hmp.keep(model[0], None)
+
+
+@entry(guard=1.0)
+def guarded_calls() -> None:
+    MODEL(X).square().mean().backward()
+    with raising(RuntimeError):
+        torch.matmul(X, torch.ones(3, 3))
+
+
+@entry()
+def observed_calls() -> None:
+    _core.observe_calls(lambda function, name, args, kwargs: _core.make_observed_call())
+    MODEL(X)
+    with raising(RuntimeError):
+        torch.matmul(X, torch.ones(3, 3))
+    _core.observe_calls(None)
+
+
+@entry()
+def diagnoses() -> None:
+    hmp.diagnose(lambda: TRAINED(X).square().mean())
+
+
 @entry(report="lines")
 def watched_lines() -> None:
     MODEL(X)

@@ -1,14 +1,15 @@
 """Makes the work of ``entries.py`` again and again; each time another allocation fails.
 
-``python -m trust.run_entries LIBRARY PROGRESS HOW [ENTRY KIND NUMBER]``. LIBRARY is ``failing_allocations.so``, which
-is preloaded, too. HOW is ``short``: the first allocations and a spread of the others; or ``full``: every one of those
-of the core, and of CPython's one for each place in the code.
-It begins at that ENTRY, KIND and NUMBER, and writes what it is about to do
-into PROGRESS: a process that dies leaves that behind. Prints a line for each failure.
+``python -m trust.run_entries LIBRARY PROGRESS HOW [--only ENTRY] [--begin ENTRY KIND NUMBER]``. LIBRARY is
+``failing_allocations.so``, which is preloaded, too. HOW is ``short``: the first allocations and a spread of the others;
+or ``full``: every one of those of the core, and of CPython's one for each place in the code. It makes all entries, or
+one, from the beginning or from that ENTRY, KIND and NUMBER. It writes what it is about to do into PROGRESS: a process
+that dies leaves that behind. Prints a line for each failure.
 """
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import ctypes
 import gc
@@ -31,8 +32,8 @@ _compile = compile
 
 KINDS = {"core": 1, "python": 2}
 
-_FIRST = 50
-_SPREAD = 50
+_FIRST = 25
+_SPREAD = 25
 
 
 class Allocations:
@@ -75,6 +76,10 @@ class Allocations:
     def is_of_the_core(self) -> bool:
         """True if the allocation failed while a function of the core was on the stack."""
         return bool(self._library.core_was_inside())
+
+    def is_of_code_called_by_the_core(self) -> bool:
+        """True if CPython ran code that the core had called."""
+        return bool(self._library.interpreter_was_inside_core())
 
     def places(self, count: int) -> list[int]:
         """The number of the first allocation of each place."""
@@ -170,10 +175,11 @@ _WORDS_OF_CPYTHON = (
 )
 
 
-#: What plain torch raises as well, where the dictionary of a module's attributes finds no memory: CPython 3.11 then
-#: sets no exception. It may happen below a function of the core, which calls torch's initialisation.
-_LOST_IN_ATTRIBUTES = re.compile(
-    r"SystemError: <function Module\.__getattr__ at \w+> returned NULL without setting an exception"
+#: What CPython 3.11 loses or sets too much of, where a dictionary of attributes or a string finds no memory. It may
+#: happen below a function of the core, which calls torch's initialisation, or Python of this package.
+_LOST_BY_CPYTHON = re.compile(
+    r"SystemError: (<function Module\.__getattr__ at \w+> returned NULL without setting an exception"
+    r"|<method '\w+' of '(str|list|dict|tuple|set)' objects> returned a result with an exception set)"
 )
 
 
@@ -195,13 +201,10 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _is_held_by_package(held: Any) -> bool:
-    """True if an object of this package, or one of its modules, refers to it, directly or not."""
+    """True if a module of this package refers to it, directly or not."""
     seen, todo = {id(held)}, [held]
     while todo and len(seen) < 10_000:
         one = todo.pop()
-        owner = type(one).__module__
-        if owner.startswith("habana_mp") and owner != optim.__name__:  # an optimizer is a user's own
-            return True
         if type(one) is dict and str(one.get("__name__", "")).startswith("habana_mp"):
             return True
         for holder in gc.get_referrers(one):
@@ -229,9 +232,10 @@ def attempt(
     unraisable.clear()
     outcome, result, _ = allocations.run(entry, state, kind, number)
     is_of_the_core = allocations.is_of_the_core()
+    is_freed_by_us = is_of_the_core and not allocations.is_of_code_called_by_the_core()
     if not is_of_the_core and any(words in outcome for words in _WORDS_OF_CPYTHON):
         outcome = "no memory"
-    if _LOST_IN_ATTRIBUTES.fullmatch(outcome):
+    if _LOST_BY_CPYTHON.fullmatch(outcome):
         outcome = "no memory"
     if outcome not in ("works", "no memory"):
         return outcome
@@ -253,8 +257,8 @@ def attempt(
     if any(one() is not None for one in held):
         gc.collect()
     left = [one for one in held if one() is not None]
-    # CPython itself loses references where there is no memory for a frame.
-    if left and (is_of_the_core or any(_is_held_by_package(one()) for one in left)):
+    # CPython itself loses references where there is no memory for a frame, a variable of an inner function, or a list.
+    if left and (is_freed_by_us or any(_is_held_by_package(one()) for one in left)):
         return f"a tensor is not freed; the attempt: {outcome}"
     return None
 
@@ -289,7 +293,7 @@ def make_all(entry: Entry, allocations: Allocations, kind: str, how: str, begin:
     gc.collect()
     more = sys.getallocatedblocks() - blocks
     # CPython itself loses a frame, with what it holds, where there is no memory for all of it.
-    if made > 20 and more > 1000 + (3 if kind == "core" else 20) * made:
+    if made > 20 and more > 1000 + (3 if kind == "core" else entry.lost_blocks) * made:
         failures.note(entry, kind, 0, f"{more} blocks of memory are left after {made} attempts")
     entry.clean()
     entry.end()
@@ -303,23 +307,29 @@ def make_all(entry: Entry, allocations: Allocations, kind: str, how: str, begin:
 failures = Failures()
 
 
-def main(library: str, progress: str, how: str, at: list[str]) -> int:
-    allocations = Allocations(library)
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("progress", type=Path)
+    parser.add_argument("how", choices=["short", "full"])
+    names = [entry.name for entry in ENTRIES]
+    parser.add_argument("--only", choices=names)
+    parser.add_argument("--begin", nargs=3, default=[names[0], next(iter(KINDS)), "0"])
+    given = parser.parse_args()
+    allocations = Allocations(given.library)
     torch.set_num_threads(1)
     torch.set_default_device(None)
     _core.bind_torch()
     sys.unraisablehook = _note_unraisable
     logging.raiseExceptions = False
-    names = [entry.name for entry in ENTRIES]
-    first = (names.index(at[0]), list(KINDS).index(at[1]), int(at[2])) if at else (0, 0, 0)
-    only = at[3] if len(at) > 3 else None
+    first = (names.index(given.begin[0]), list(KINDS).index(given.begin[1]))
     for place, entry in enumerate(ENTRIES):
         for kind_place, kind in enumerate(KINDS):
-            if (place, kind_place) < first[:2] or (only is not None and place > first[0]):
+            if (place, kind_place) < first or given.only not in (None, entry.name):
                 continue
-            begin = first[2] if (place, kind_place) == first[:2] else 0
+            begin = int(given.begin[2]) if (place, kind_place) == first else 0
             try:
-                made = make_all(entry, allocations, kind, how, begin, Path(progress))
+                made = make_all(entry, allocations, kind, given.how, begin, given.progress)
             except Exception as error:
                 failures.note(entry, kind, -1, f"{type(error).__name__}: {error}")
                 made = 0
@@ -328,4 +338,4 @@ def main(library: str, progress: str, how: str, at: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
+    sys.exit(main())

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 COLLECTIONS = HERE / "hostile_collections.py"
 SCENARIOS = (
     *("activation", "large_activation", "image", "uneven_rows", "new_weight", "kept_weight", "packed_weight"),
-    *("packing", "step", "training_step"),
+    *("packing", "step", "training_step", "guarded", "observed", "under_rules"),
 )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trust.entries import ENTRIES
+
 HERE = Path(__file__).parent
 
 #: The process that makes the attempts may die so often: then there is enough to mend.
@@ -29,13 +31,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def failures(library: Path, folder: Path, how: str) -> Iterator[str]:
+def failures(library: Path, folder: Path, how: str, *only: str) -> Iterator[str]:
     """What went wrong, each with its entry, the kind of allocation and its number."""
     progress = folder / "progress"
-    at: list[str] = []
+    begin: list[str] = []
     for _ in range(_MOST_DEATHS):
         run = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-m", "trust.run_entries", library, progress, how, *at],
+            [sys.executable, "-X", "faulthandler", "-m", "trust.run_entries", library, progress, how, *only, *begin],
             cwd=HERE.parent,
             # CPython's debug allocator finds memory that is freed twice, or written beside its blocks.
             env={**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PYTHONMALLOC": "debug"},
@@ -52,7 +54,7 @@ def failures(library: Path, folder: Path, how: str) -> Iterator[str]:
             return
         entry, kind, number = progress.read_text("utf-8").splitlines()
         yield f"DEATH {entry} | {kind} | {number} | {run.returncode}: {run.stderr[-2000:]}"
-        at = [entry, kind, str(int(number) + 1)]
+        begin = ["--begin", entry, kind, str(int(number) + 1)]
     yield f"stopped after {_MOST_DEATHS} deaths"
 
 
@@ -62,5 +64,8 @@ def test_a_call_works_or_raises_memory_error_when_an_allocation_fails(library: P
 
 @pytest.mark.trust
 @pytest.mark.timeout(3600)
-def test_a_call_works_or_raises_memory_error_whichever_allocation_fails(library: Path, tmp_path: Path) -> None:
-    assert list(failures(library, tmp_path, "full")) == []
+@pytest.mark.parametrize("entry", [entry.name for entry in ENTRIES])
+def test_a_call_works_or_raises_memory_error_whichever_allocation_fails(
+    entry: str, library: Path, tmp_path: Path
+) -> None:
+    assert list(failures(library, tmp_path, "full", "--only", entry)) == []

@@ -50,15 +50,25 @@ _BACKWARD = assumption_of_functions(
 def listen(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:
     """Calls ``to_loss`` with each tensor from which a backward begins, and ``to_scaled`` with each loss that a gradient
     scaler is about to scale. A listener that was given before is not added again."""
-    for listener, listeners in ((to_loss, _listeners), (to_scaled, _of_scaled)):
-        if listener is not None and listener not in listeners:
-            listeners.append(listener)
-    _backward.install(Settings())
+    before, scaled_before = _listeners.copy(), _of_scaled.copy()
+    try:
+        for listener, listeners in ((to_loss, _listeners), (to_scaled, _of_scaled)):
+            if listener is not None and listener not in listeners:
+                listeners.append(listener)
+        _backward.install(Settings())
+    except BaseException:
+        _listeners[:], _of_scaled[:] = before, scaled_before
+        _uninstall_if_unused()
+        raise
 
 
 def stop_listening(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:
     for listener, listeners in ((to_loss, _listeners), (to_scaled, _of_scaled)):
         if listener in listeners:
             listeners.remove(listener)
+    _uninstall_if_unused()
+
+
+def _uninstall_if_unused() -> None:
     if not _listeners:
         _backward.uninstall()

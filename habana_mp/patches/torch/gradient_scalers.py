@@ -26,9 +26,9 @@ def scalers_end_steps(is_looking: Callable[[], bool], ends: type[BaseException])
 
         return method
 
-    for name in _METHODS:
-        setattr(kind, name, ending(name))
     try:
+        for name in _METHODS:
+            setattr(kind, name, ending(name))
         yield
     finally:
         for name, method in former.items():
