@@ -21,7 +21,7 @@ from habana_mp.diagnosis.findings import Finding, OperationRow, row_of
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
 from habana_mp.diagnosis.page import html_page
 from habana_mp.diagnosis.replays import Replays, Step
-from habana_mp.diagnosis.runs import Runs, RunsHere, Way, lowest_of
+from habana_mp.diagnosis.runs import RunMode, Runs, RunsHere, lowest_of
 from habana_mp.diagnosis.search import Progress, Search
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
@@ -190,10 +190,10 @@ class ProgressLine:
 def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     """Returns the diagnosis of one step."""
     progress("in float32")
-    reference = runs.run(Way(), {})
+    reference = runs.run(RunMode(), {})
     exact = reference.outcome
     progress("as it is, beside float32")
-    watched = runs.run(Way(is_watched=True), reference.samples)
+    watched = runs.run(RunMode(is_watched=True), reference.samples)
     reference.samples.clear()
     sites, lowered = watched.sites, watched.outcome
     rows = tuple(row_of(one) for one in sorted(sites, key=lambda one: -abs(one.effect)))
@@ -213,7 +213,7 @@ def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress
     """Returns outcomes in float32 whose weights are disturbed by one rounding, to one side and to the other: a choice
     between experts may change in one of them alone. Raises ValueError if the step does other things each time."""
     progress("in float32 again")
-    if worst(deviations(runs.run(Way(), {}).outcome, exact)) > _MOST_OF_REPETITION:
+    if worst(deviations(runs.run(RunMode(), {}).outcome, exact)) > _MOST_OF_REPETITION:
         raise ValueError(
             "the step gives other values when it runs again in float32, so nothing can be told from its runs: it must "
             "do the same each time, with the batch, counters and generators of random numbers of its own set anew in it"
@@ -221,7 +221,7 @@ def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress
     made = []
     for sign in (1, -1):
         progress("in float32, with weights that are disturbed by their rounding")
-        made.append(runs.run(Way(rounded=lowest_of(sites), sign=sign), {}).outcome)
+        made.append(runs.run(RunMode(rounded=lowest_of(sites), sign=sign), {}).outcome)
     return made
 
 

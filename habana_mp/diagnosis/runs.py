@@ -16,7 +16,7 @@ from habana_mp.diagnosis.sites import Line, Locator, Site
 
 
 @dataclass(frozen=True)
-class Way:
+class RunMode:
     """How to run a step: as it is beside float32, or in float32."""
 
     #: True: as it is, each lowered call beside the same call in float32.
@@ -65,14 +65,14 @@ def _are_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 class Runs(Protocol):
     """Runs the same step in different ways, each time from the same state."""
 
-    def run(self, way: Way, samples: Samples) -> Run:
+    def run(self, mode: RunMode, samples: Samples) -> Run:
         """Runs the step once. ``samples``: those of the run in float32, for a watched one."""
 
 
-def observer_of(way: Way, locator: Locator, samples: Samples) -> Observer:
-    if way.is_watched:
+def observer_of(mode: RunMode, locator: Locator, samples: Samples) -> Observer:
+    if mode.is_watched:
         return Watching(locator, samples)
-    return InFloat32(locator, way.lines, rounded=way.rounded, sign=way.sign)
+    return InFloat32(locator, mode.lines, rounded=mode.rounded, sign=mode.sign)
 
 
 def run_of(observer: Observer, outcome: Outcome) -> Run:
@@ -86,8 +86,8 @@ def run_of(observer: Observer, outcome: Outcome) -> Run:
 
 def sites_of(runs: Runs) -> list[Site]:
     """Returns what is measured in a step beside the same step in float32."""
-    exact = runs.run(Way(), {})
-    return runs.run(Way(is_watched=True), exact.samples).sites
+    exact = runs.run(RunMode(), {})
+    return runs.run(RunMode(is_watched=True), exact.samples).sites
 
 
 class RunsHere:
@@ -99,8 +99,8 @@ class RunsHere:
             "take the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`)"
         )
 
-    def run(self, way: Way, samples: Samples) -> Run:
-        observer = observer_of(way, self._locator, samples)
+    def run(self, mode: RunMode, samples: Samples) -> Run:
+        observer = observer_of(mode, self._locator, samples)
         run = run_of(observer, self._replays.run(observer))
         self._repetition.check(run)
         return run

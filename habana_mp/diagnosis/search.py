@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from habana_mp.diagnosis.findings import Finding, finding
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
-from habana_mp.diagnosis.runs import Runs, Way
+from habana_mp.diagnosis.runs import RunMode, Runs
 from habana_mp.diagnosis.sites import Line, Site
 
 Progress = Callable[[str], None]
@@ -97,7 +97,7 @@ class Search:
     def _with_exact(self, lines: Iterable[Line]) -> Deviations:
         """Returns how much the step deviates if these lines run in float32."""
         self.count += 1
-        return deviations(self._runs.run(Way(lines=frozenset(lines)), {}).outcome, self._exact)
+        return deviations(self._runs.run(RunMode(lines=frozenset(lines)), {}).outcome, self._exact)
 
 
 def _gain(before: Deviations, after: Deviations) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from habana_mp.diagnosis.diagnosis import ProgressLine, look
 from habana_mp.diagnosis.observing import Samples
-from habana_mp.diagnosis.runs import Repetition, Run, Way
+from habana_mp.diagnosis.runs import Repetition, Run, RunMode
 from habana_mp.run.command import parsed
 from habana_mp.run.options import Options, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
@@ -41,7 +41,7 @@ class Job:
     is_module: bool
     #: The steps of optimizers before the one that is looked at.
     skipped: int
-    way: Way
+    mode: RunMode
     samples: Samples
 
 
@@ -125,10 +125,10 @@ class RunsOfScript:
             "threads"
         )
 
-    def run(self, way: Way, samples: Samples) -> Run:
+    def run(self, mode: RunMode, samples: Samples) -> Run:
         job, result, output = (self._folder / name for name in ("job", "result", "output"))
         result.unlink(missing_ok=True)
-        job.write_bytes(pickle.dumps(Job(self._options, self._words, self._is_module, self._skipped, way, samples)))
+        job.write_bytes(pickle.dumps(Job(self._options, self._words, self._is_module, self._skipped, mode, samples)))
         with output.open("wb") as file:
             status = subprocess.run(
                 [sys.executable, "-m", "habana_mp.run.diagnosed_script", str(job), str(result)],

@@ -33,7 +33,7 @@ def main(job_path: str, result_path: str) -> None:
             script.run()
 
     replays = Replays(step, skipped=job.skipped, compares_outputs=True)
-    observer = observer_of(job.way, Locator(), job.samples)
+    observer = observer_of(job.mode, Locator(), job.samples)
     with diagnosed_process(), replays.from_same_state():
         outcome = replays.run(observer)
     if replays.has_looked:

@@ -27,11 +27,11 @@ Owned cached_cast_of(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   }
   if (!tally.may_cache) return nullptr;
   std::int64_t elements = 0;
-  const weights::Use use = !tally.records              ? weights::Use::untracked
-                           : tally.is_recurrent_weight ? weights::Use::tracked_often
-                                                       : weights::Use::recorded;
-  Owned cached =
-      is_view ? weights::cached_part(weight, to, use, elements) : weights::cached_cast(weight, to, use, elements);
+  const weights::Tracking tracking = !tally.records              ? weights::Tracking::none
+                                     : tally.is_recurrent_weight ? weights::Tracking::often
+                                                                 : weights::Tracking::recorded;
+  Owned cached = is_view ? weights::cached_part(weight, to, tracking, elements)
+                         : weights::cached_cast(weight, to, tracking, elements);
   if (!cached) return nullptr;
   ++tally.casts;
   if (elements == 0) ++tally.cached;

@@ -90,7 +90,7 @@ bool empty_ones_are_right(PyObject* sample) {
 }  // namespace
 
 void bind_aten() {
-  if (way != Way::layout || operators.is_broken()) {
+  if (read_method != ReadMethod::layout || operators.is_broken()) {
     operators.settle(false);
     return;
   }

@@ -434,7 +434,7 @@ Owned make_holder(PyObject* tensor) noexcept {
 
 void bind_inside() {
   Inside found;
-  if (way == Way::layout && !tensor_inside.is_broken() && find_functions() && find_inside(found)) {
+  if (read_method == ReadMethod::layout && !tensor_inside.is_broken() && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
     inside = found;
     bind_views();

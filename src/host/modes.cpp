@@ -130,7 +130,7 @@ bool agree_with_python(const Functions& found) {
     agree = agree && turns(1, 2, [&] { return found.any_modes_set(false); });
   }
   if (found.function_mode_enabled != nullptr) agree = agree && turns(3, 4, found.function_mode_enabled);
-  if (found.requires_grad != nullptr && way == Way::layout) {
+  if (found.requires_grad != nullptr && read_method == ReadMethod::layout) {
     agree = agree && !found.requires_grad(detail::implementation_of(item(5))) &&
             found.requires_grad(detail::implementation_of(item(6)));
   }
@@ -315,7 +315,8 @@ bool has_torch_function(PyObject* const* values, Py_ssize_t count) {
 
 bool requires_grad(PyObject* tensor) noexcept {
   const auto known = functions.requires_grad;
-  const char* implementation = known != nullptr && way == Way::layout ? detail::implementation_of(tensor) : nullptr;
+  const char* implementation =
+      known != nullptr && read_method == ReadMethod::layout ? detail::implementation_of(tensor) : nullptr;
   if (implementation != nullptr) return known(implementation);
   return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
 }

@@ -11,7 +11,7 @@
 
 namespace habana_mp::host {
 
-Way way = Way::attribute;
+ReadMethod read_method = ReadMethod::attribute;
 
 namespace {
 
@@ -145,13 +145,13 @@ std::optional<detail::Layout> find_layout() {
 
 }  // namespace
 
-const char* name(Way one) noexcept {
+const char* name(ReadMethod one) noexcept {
   switch (one) {
-    case Way::layout:
+    case ReadMethod::layout:
       return "layout";
-    case Way::dlpack:
+    case ReadMethod::dlpack:
       return "dlpack";
-    case Way::attribute:
+    case ReadMethod::attribute:
       break;
   }
   return "attribute";
@@ -171,15 +171,15 @@ bool bind_reader() {
     tensor_layout.holds_by([&] { return (found = find_layout()).has_value(); });
     if (found) {
       detail::layout = *found;
-      way = Way::layout;
+      read_method = ReadMethod::layout;
       return true;
     }
   }
   if ((wanted.empty() || wanted == "dlpack") && api.exchange != nullptr) {
-    way = Way::dlpack;
+    read_method = ReadMethod::dlpack;
     return true;
   }
-  way = Way::attribute;
+  read_method = ReadMethod::attribute;
   if (wanted.empty() || wanted == "attribute") return true;
   PyErr_Format(PyExc_ImportError,
                "the environment variable HABANA_MP_READER is `%s`, which this torch does not allow; leave it unset",

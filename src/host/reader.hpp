@@ -13,13 +13,13 @@
 namespace habana_mp::host {
 
 // The ways to read a tensor's dtype and number of elements, best first.
-enum class Way : std::uint8_t {
+enum class ReadMethod : std::uint8_t {
   layout,     // at the offsets in torch's memory that bind_reader has found; 3 ns
   dlpack,     // through the DLPack exchange API; 50 ns, plain tensors only, torch >= 2.10
   attribute,  // through Python; 70 ns and more, any torch
 };
-extern Way way;
-const char* name(Way way) noexcept;
+extern ReadMethod read_method;
+const char* name(ReadMethod read_method) noexcept;
 
 // Finds the best way that works in this torch, or tries the one that the environment variable HABANA_MP_READER names.
 // False with a Python exception set if that one does not work. Call it after bind_torch.
@@ -75,9 +75,9 @@ inline bool is_plain_tensor(PyObject* object) noexcept {
 }
 
 inline Kind kind_of_tensor(PyObject* tensor) noexcept {
-  if (way == Way::layout) [[likely]]
+  if (read_method == ReadMethod::layout) [[likely]]
     return detail::kind_by_layout(tensor);
-  if (way == Way::dlpack && is_plain_tensor(tensor)) {
+  if (read_method == ReadMethod::dlpack && is_plain_tensor(tensor)) {
     DLTensor view;
     if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return detail::kind_of_dlpack(view.dtype);
     clear_error();
@@ -91,7 +91,7 @@ std::int64_t count_by_method(PyObject* tensor) noexcept;
 
 // Returns the number of elements of a tensor; 0 if it is unknown (a nested tensor, symbolic sizes).
 inline std::int64_t count_elements(PyObject* tensor) noexcept {
-  if (way != Way::layout) [[unlikely]]
+  if (read_method != ReadMethod::layout) [[unlikely]]
     return detail::count_by_method(tensor);
   const char* implementation = detail::implementation_of(tensor);
   std::int64_t count = 0;

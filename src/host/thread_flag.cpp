@@ -136,7 +136,7 @@ LocalKeys* find_local_keys() {
 
 Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) {
   // If HABANA_MP_READER selects another way of reading, no internals of torch may be assumed.
-  LocalKeys* const keys = way == Way::layout ? find_local_keys() : nullptr;
+  LocalKeys* const keys = read_method == ReadMethod::layout ? find_local_keys() : nullptr;
   if (keys == nullptr) {
     flags_in_place.settle(false);
     return {};

@@ -183,10 +183,10 @@ Job::Job(const void* source, Float from, void* target, Float to, std::vector<Axi
     }
   }
   outer_ = std::move(merged);
-  choose_way();
+  choose_traversal();
 }
 
-void Job::choose_way() {
+void Job::choose_traversal() {
   columns_ = {1, one_step(from_), one_step(to_)};
   if (!outer_.empty()) {
     columns_ = outer_.back();
@@ -195,13 +195,13 @@ void Job::choose_way() {
   const bool target_in_steps = is_one_step(columns_.target_stride, to_);
   auto rows = outer_.empty() ? outer_.end() : outer_.end() - 1;
   if (target_in_steps && is_one_step(columns_.source_stride, from_)) {
-    way_ = outer_.empty() ? Way::whole : Way::rows;
+    traversal_ = outer_.empty() ? Traversal::whole : Traversal::rows;
   } else {
     const auto source_in_steps = std::find_if(
         outer_.begin(), outer_.end(), [this](const Axis& axis) { return is_one_step(axis.source_stride, from_); });
-    way_ = Way::scattered;
+    traversal_ = Traversal::scattered;
     if (target_in_steps && source_in_steps != outer_.end()) {
-      way_ = Way::transposed;
+      traversal_ = Traversal::transposed;
       rows = source_in_steps;
     }
   }
@@ -210,7 +210,7 @@ void Job::choose_way() {
     outer_.erase(rows);
   }
 
-  if (way_ == Way::transposed) {
+  if (traversal_ == Traversal::transposed) {
     std::size_t columns = std::min(columns_.extent, from_ == to_ ? copied_side : square_side);
     const std::size_t tile_rows = std::min(rows_.extent, square_tile / columns);
     columns = std::min(columns_.extent, square_tile / tile_rows);
@@ -234,7 +234,7 @@ void Job::cut(std::size_t rows, std::size_t columns) {
 void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit, bool stream) const noexcept {
   const Stretch stretch{table.convert[static_cast<std::size_t>(from_)][static_cast<std::size_t>(to_)], size_of(from_),
                         size_of(to_)};
-  if (way_ == Way::whole) {
+  if (traversal_ == Traversal::whole) {
     const std::size_t begins = first_unit * tile_columns_;
     const std::size_t ends = std::min(count_, end_unit * tile_columns_);
     if (begins < ends) {
@@ -259,9 +259,9 @@ void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit, 
     Tile tile{stretch, from_, to_, source_ + source_at, target_ + target_at, rows_, columns_};
     tile.rows.extent = std::min(tile_rows_, rows_.extent - row);
     tile.columns.extent = std::min(tile_columns_, columns_.extent - column);
-    if (way_ == Way::rows) {
+    if (traversal_ == Traversal::rows) {
       tile.run_rows(stream && tile_columns_ >= streamed_row);
-    } else if (way_ == Way::transposed) {
+    } else if (traversal_ == Traversal::transposed) {
       tile.run_transposed();
     } else {
       tile.run_scattered();

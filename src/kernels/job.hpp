@@ -40,21 +40,21 @@ class Job {
   std::size_t begin = 0;
 
  private:
-  enum class Way : std::uint8_t {
+  enum class Traversal : std::uint8_t {
     whole,       // contiguous on both sides
     rows,        // contiguous along the same axis
     transposed,  // contiguous along one axis of the source and along another one of the target
     scattered,   // none of these
   };
 
-  void choose_way();
+  void choose_traversal();
   void cut(std::size_t rows, std::size_t columns);
 
   const unsigned char* source_;
   unsigned char* target_;
   Float from_;
   Float to_;
-  Way way_ = Way::whole;
+  Traversal traversal_ = Traversal::whole;
   std::size_t count_ = 1;
 
   // A unit is a tile of two axes; `columns_` is the axis along which the target is written.

@@ -8,7 +8,7 @@
 #include "pybind.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
-#include "weights/room.hpp"
+#include "weights/memory_limit.hpp"
 
 namespace py = pybind11;
 
@@ -82,7 +82,7 @@ void register_weights(py::module_& module) {
   // For tests.
   module.def("weights_set_root_of_memory_files", [](const std::string& root) {
     host::set_root_of_memory_files(root);
-    weights::room = {};
+    weights::memory_limit = {};
   });
   module.def("weights_free_memory", &host::free_memory);
   module.def("weights_watch", &watch);

@@ -13,13 +13,13 @@
 #include "host/aten.hpp"
 #include "host/tensors.hpp"
 #include "weights/entry.hpp"
-#include "weights/room.hpp"
+#include "weights/memory_limit.hpp"
 
 namespace habana_mp::weights {
 
 NeverDestroyed<Settings> settings;
 Statistics counts;
-Room room;
+MemoryLimit memory_limit;
 std::uint32_t uncounted_writers = 0;
 
 Cache& cache() {
@@ -85,7 +85,7 @@ Owned weak_reference_to(PyObject* weight) {
 // Marks the weight's casts as exposed: its owners are counted before they are trusted again.
 void distrust(PyObject* weight) {
   for (const Kind to : precisions) {
-    if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::exposed;
+    if (Entry* entry = entry_of(weight, to)) entry->validity = Validity::exposed;
   }
 }
 
@@ -137,7 +137,7 @@ void write_cast(Entry& entry, PyObject* weight) {
   try {
     tensor::convert(weight, entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
   } catch (...) {
-    entry.trust = Trust::changed;
+    entry.validity = Validity::outdated;
     throw;
   }
 }
@@ -153,7 +153,7 @@ bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1))
 // True if a further cast of this size may be cached.
 bool limit_allows(std::uint64_t bytes) {
   if (settings->most_bytes) return bytes <= *settings->most_bytes && counts.bytes <= *settings->most_bytes - bytes;
-  return room.allows(counts.bytes, bytes);
+  return memory_limit.allows(counts.bytes, bytes);
 }
 
 // The greatest number of storages that the tables of pointers hold together, and that `Cache::lent` holds.
@@ -211,7 +211,7 @@ std::optional<Refusal> reason_to_refuse(PyObject* weight, const Snapshot& now, s
 // True if a cast of this weight may be cached now. If not, the entry's `refusal` has the reason. Other code may run
 // meanwhile.
 bool may_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_t views) {
-  if (!now.same_owners(entry.snapshot) && entry.trust != Trust::exposed) entry.trust = Trust::exposed;
+  if (!now.same_owners(entry.snapshot) && entry.validity != Validity::exposed) entry.validity = Validity::exposed;
   if (!now.same_memory(entry.snapshot)) {
     unregister_storage(entry);
     entry.refusals = 0;
@@ -219,7 +219,7 @@ bool may_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_
     entry.snapshot = now;
     entry.drop();
   }
-  if (entry.trust != Trust::exposed) return true;
+  if (entry.validity != Validity::exposed) return true;
   if (!is_time_to_try(entry.refusals)) return false;
   const std::optional<Refusal> refusal = reason_to_refuse(weight, now, views);
   if (refusal) entry.refusal = *refusal;
@@ -236,7 +236,7 @@ bool is_cached(const Entry& entry) {
 // entry's `refusal`.
 bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   const auto refuse = [&entry](Refusal why) {
-    entry.trust = Trust::exposed;
+    entry.validity = Validity::exposed;
     entry.refusal = why;
     ++entry.refusals;
     return false;
@@ -264,23 +264,23 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   const Snapshot held = snapshot_without_views(weight, views);
   if (!held.same_memory(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
       memory.storage() != held.storage || !is_cached(entry) || entry.geometry.values == nullptr) {
-    entry.trust = Trust::exposed;
+    entry.validity = Validity::exposed;
     entry.refusal = Refusal::changing;
     return false;
   }
   PyObject*& registered = cache().weights[held.storage];  // before any change, since it may throw std::bad_alloc
-  // From now on every change of the weight makes its snapshot differ from this one, or ends the trust.
+  // From now on every change of the weight makes its snapshot differ from this one, or ends its validity.
   entry.snapshot = held;
   --entry.snapshot.owners;  // `memory` is released at the end
   entry.samples = entry.look();
-  entry.trust = uncounted_writers == 0 ? Trust::sure : Trust::changed;
+  entry.validity = uncounted_writers == 0 ? Validity::by_version : Validity::outdated;
   entry.untracked_uses = 0;
   // If another weight was in this storage before the contents of the two were swapped, `memory_escapes` no longer finds
   // it.
   if (registered != nullptr && registered != weight) distrust(registered);
   registered = weight;
   if (had_cast) count_refresh(entry);
-  if (entry.has(Form::plain) && entry.is_free()) {
+  if (entry.has(Layout::plain) && entry.is_free()) {
     entry.refusals = 0;
     write_cast(entry, weight);
     return true;
@@ -336,9 +336,10 @@ std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
 // A large cast gets a node of this package, since its gradient would need new memory, which the operating system clears
 // page by page. A cast that is used often does not: with that node torch would sum the gradients in the cast's
 // precision.
-Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast, Use use) {
+Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast,
+                       Tracking tracking) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  if (host::count_elements(weight) >= large && use != Use::tracked_often && settings->recorded) {
+  if (host::count_elements(weight) >= large && tracking != Tracking::often && settings->recorded) {
     const Owned function = Owned::borrowed(settings->recorded.get());
     PyObject* const arguments[] = {weight, cast};
     Owned made(PyObject_Vectorcall(function.get(), arguments, 2, nullptr));
@@ -369,11 +370,11 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
                     std::int64_t& elements) {
   elements = 0;
   Entry* entry = entry_of(weight, to);
-  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, snapshot_without_views(weight, views))) {
+  if (entry == nullptr || !entry->has(Layout::plain) || !is_unchanged(*entry, snapshot_without_views(weight, views))) {
     if (!settings->on) return {};  // switched off since the call began
     // Other code may run and drop the entry.
     held = entry_for(weight, to);
-    const bool is_packed = held != nullptr && held->cast && held->form != Form::plain;
+    const bool is_packed = held != nullptr && held->cast && held->layout != Layout::plain;
     if (is_packed && !records) {
       Snapshot now = snapshot_without_views(weight, views);
       now.owners = held->snapshot.owners;  // another view of it may be alive
@@ -385,7 +386,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
     }
     entry = held.get();
     elements = entry->elements;
-    if (!entry->has(Form::plain)) return {};  // dropped meanwhile
+    if (!entry->has(Layout::plain)) return {};  // dropped meanwhile
   } else {
     ++counts.hits;
   }
@@ -417,11 +418,12 @@ class Base {
   Owned held_;
 };
 
-// True if this view is the only one. Another view does not affect the weight's own cast or the trust in it. Other code
+// True if this view is the only one. Another view does not affect the weight's own cast or its validity. Other code
 // may run meanwhile.
 bool is_only_view(Entry& entry, PyObject* weight) {
   const Snapshot now = snapshot_without_views(weight, 1);
-  if (entry.trust != Trust::exposed && now.same_memory(entry.snapshot)) return now.owners == entry.snapshot.owners;
+  if (entry.validity != Validity::exposed && now.same_memory(entry.snapshot))
+    return now.owners == entry.snapshot.owners;
   constexpr std::uint32_t longest_wait = 64;
   const bool is_alone =
       is_time_to_try(entry.views_in_doubt % longest_wait) && !find_other_owner(weight, now.storage, 1);
@@ -432,7 +434,7 @@ bool is_only_view(Entry& entry, PyObject* weight) {
 // True if a part of a weight is to be taken from the cast of the whole weight. The whole is cast only after as many
 // values of parts were cast separately.
 bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
-  if (entry.has(Form::plain) && is_unchanged(entry, snapshot_without_views(weight, 1))) return true;
+  if (entry.has(Layout::plain) && is_unchanged(entry, snapshot_without_views(weight, 1))) return true;
   entry.elements_cast_separately += elements;
   if (entry.elements_cast_separately < host::count_elements(weight)) return false;
   entry.elements_cast_separately = 0;
@@ -453,7 +455,7 @@ Owned part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
 void configure(Settings wanted) noexcept {
   wanted.on = wanted.on && host::can_look_inside();
   const Settings former = std::exchange(*settings, std::move(wanted));
-  room = {};
+  memory_limit = {};
   if (!settings->on || (settings->most_bytes && counts.bytes > *settings->most_bytes)) forget_all();
   if (settings->on) return;
   // The watches end as well, so what they noted would soon be outdated.
@@ -475,22 +477,22 @@ template <typename Make>
   }
 }
 
-static Owned find_cached(PyObject* weight, Kind to, Use use, std::int64_t& elements) {
-  const bool records = use != Use::untracked;
+static Owned find_cached(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements) {
+  const bool records = tracking != Tracking::none;
   std::shared_ptr<Entry> held;
   auto [entry, cast] = up_to_date(weight, to, records, 0, held, elements);
   if (entry == nullptr) return nullptr;
   entry->last_use_was_part = false;
   if (!records || !host::requires_grad(weight)) return std::move(cast);
-  return as_part_of_graph(weight, entry->geometry.sizes, entry->size.get(), cast.get(), use);
+  return as_part_of_graph(weight, entry->geometry.sizes, entry->size.get(), cast.get(), tracking);
 }
 
-Owned cached_cast(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
-  return null_if_out_of_memory(elements, [&] { return find_cached(weight, to, use, elements); });
+Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements) noexcept {
+  return null_if_out_of_memory(elements, [&] { return find_cached(weight, to, tracking, elements); });
 }
 
-static Owned find_cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) {
-  const bool records = use != Use::untracked;
+static Owned find_cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elements) {
+  const bool records = tracking != Tracking::none;
   elements = 0;
   const Base base(view);
   if (base.weight() == nullptr || !settings->on) return nullptr;
@@ -510,11 +512,11 @@ static Owned find_cached_part(PyObject* view, Kind to, Use use, std::int64_t& el
   Owned made = part_of(*entry, cast.get(), part);
   cast.reset();
   if (!made || !is_recorded) return made;
-  return as_part_of_graph(view, part.sizes, nullptr, made.get(), use);
+  return as_part_of_graph(view, part.sizes, nullptr, made.get(), tracking);
 }
 
-Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
-  return null_if_out_of_memory(elements, [&] { return find_cached_part(view, to, use, elements); });
+Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elements) noexcept {
+  return null_if_out_of_memory(elements, [&] { return find_cached_part(view, to, tracking, elements); });
 }
 
 Owned cast_for_many(PyObject* given, Kind to) {
@@ -523,7 +525,7 @@ Owned cast_for_many(PyObject* given, Kind to) {
   const Owned plain = host::detach(given);
   tensor::CastResult ignored;
   const Owned cast = plain ? tensor::cast(plain.get(), Kind::f32, to, ignored) : nullptr;
-  Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Use::tracked_often) : nullptr;
+  Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Tracking::often) : nullptr;
   clear_error();
   return made;
 }
@@ -584,7 +586,8 @@ struct Renewed {
 void was_changed(PyObject* weight) noexcept {
   for (const Kind to : precisions) {
     const auto found = cache().entries.find({weight, to});
-    if (found != cache().entries.end() && found->second->trust == Trust::sure) found->second->trust = Trust::changed;
+    if (found != cache().entries.end() && found->second->validity == Validity::by_version)
+      found->second->validity = Validity::outdated;
   }
 }
 
@@ -598,17 +601,17 @@ void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, st
       if (found == cache().entries.end()) continue;
       const std::shared_ptr<Entry> entry = found->second;
       const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
-      if (!entry->cast || entry->trust == Trust::exposed || is_fresh) continue;
-      entry->trust = Trust::changed;
-      if (entry->busy || entry->form != Form::plain || entry->last_use_was_part) continue;
+      if (!entry->cast || entry->validity == Validity::exposed || is_fresh) continue;
+      entry->validity = Validity::outdated;
+      if (entry->busy || entry->layout != Layout::plain || entry->last_use_was_part) continue;
       // The last cast was not used, so a new one may not be used either.
       if (!std::exchange(entry->is_used, false)) continue;
       host::HeldMemory memory(weight);
       Snapshot now = host::snapshot_of(weight);
       --now.owners;
-      if (uncounted_writers != 0 || entry->trust != Trust::changed || entry->busy ||
+      if (uncounted_writers != 0 || entry->validity != Validity::outdated || entry->busy ||
           !now.same_owners(entry->snapshot) || memory.storage() != now.storage ||
-          !host::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) || !entry->is_free()) {
+          !host::has_geometry(weight, entry->geometry, true) || !entry->has(Layout::plain) || !entry->is_free()) {
         continue;
       }
       renewed.push_back({entry, Owned::borrowed(entry->cast.get()), std::move(memory)});
@@ -617,7 +620,7 @@ void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, st
                         static_cast<std::size_t>(entry->elements));
       entry->snapshot = now;
       entry->samples = entry->look();
-      entry->trust = Trust::sure;
+      entry->validity = Validity::by_version;
       entry->untracked_uses = 0;
     }
   }
@@ -653,7 +656,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
   if (!settings->on || uncounted_writers != 0) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
-    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::exposed ||
+    if (entry == nullptr || !entry->has(Layout::plain) || entry->busy || entry->validity == Validity::exposed ||
         entry->last_use_was_part || !entry->is_used) {
       continue;
     }
@@ -662,7 +665,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
         now.same_owners(entry->snapshot) && host::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;
     // A call that needs the weight before it is written finds that its cast has another owner, and makes a new one.
-    entry->trust = Trust::changed;
+    entry->validity = Validity::outdated;
     entry->written_from = now.version;
     return entry->cast.get();
   }
@@ -672,7 +675,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
 void was_written(PyObject* weight, PyObject* cast) noexcept {
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
-    if (entry == nullptr || entry->cast.get() != cast || entry->trust != Trust::changed) continue;
+    if (entry == nullptr || entry->cast.get() != cast || entry->validity != Validity::outdated) continue;
     const Snapshot now = host::snapshot_of(weight);
     // The step increments the version once. Any other increment comes from another thread, whose write the cast may
     // lack.
@@ -680,7 +683,7 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     entry->snapshot = now;
     entry->samples = entry->look();
     entry->cast_snapshot = host::snapshot_of(cast);
-    entry->trust = Trust::sure;
+    entry->validity = Validity::by_version;
     entry->is_used = false;
     entry->is_fresh = true;
     count_refresh(*entry);
@@ -703,7 +706,7 @@ static void mend_after_fork() {
   for (const auto& [key, entry] : cache().entries) {
     if (!entry->busy.is_of_another_thread()) continue;
     entry->busy.end();
-    if (entry->trust == Trust::sure) entry->trust = Trust::changed;
+    if (entry->validity == Validity::by_version) entry->validity = Validity::outdated;
   }
 }
 [[maybe_unused]] static const bool is_mended = forks::mend_in_child(&mend_after_fork);

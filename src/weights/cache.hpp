@@ -21,7 +21,7 @@ struct Settings {
   Owned view;      // torch.ops.aten._unsafe_view, unpatched; or null
   Owned recorded;  // takes a weight and its cast, and makes the cast a part of autograd's graph; or null
   // No further cast is cached beyond this size of all casts. If it is not set, the limit is a share of the free memory
-  // (see `Room`).
+  // (see `MemoryLimit`).
   std::optional<std::uint64_t> most_bytes;
   std::int64_t least_part = 0;     // a view of a weight with fewer elements is cast separately
   std::int64_t least_tracked = 0;  // a trained weight with fewer is cast by torch, if autograd tracks the call
@@ -35,12 +35,12 @@ bool may_be_cached() noexcept;
 
 // How autograd tracks a cast: not at all, in an ordinary call, or in many products whose gradients are summed in the
 // precision that the cast has in the graph, float32.
-enum class Use : std::uint8_t { untracked, recorded, tracked_often };
+enum class Tracking : std::uint8_t { none, recorded, often };
 
 // Returns the cached cast of the weight, a torch.nn.Parameter in float32, in the lower precision `to`, and makes it if
 // needed. Returns null if no cast can be cached; an exception is set only for an interrupt. Sets `elements` to the
 // number of elements that were cast. Requires `may_be_cached`.
-Owned cached_cast(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
+Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements) noexcept;
 
 // True if this plain tensor may be a view of a weight, so that it is worthwhile to look for the weight.
 inline bool may_be_part(PyObject* tensor) noexcept {
@@ -55,7 +55,7 @@ inline bool is_too_small_to_record(PyObject* weight) noexcept {
 
 // As `cached_cast`, for a view of such a weight: returns the same part of the weight's cast. If autograd tracks the
 // cast, the view must be of the whole weight: for a part, the whole weight would be cast again after each step.
-Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
+Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elements) noexcept;
 
 // Returns a new cast, which is not cached, of this float32 tensor for many products that autograd tracks. Returns null,
 // with no exception set, if an ordinary cast is to be made.

@@ -24,13 +24,13 @@ extern Statistics counts;
 constexpr std::size_t sample_count = 8;
 using Samples = std::array<std::uint32_t, sample_count>;
 
-enum class Trust : std::uint8_t {
-  sure,     // every write to the weight changes its version
-  changed,  // the same, but the cast must be made again whatever the version is
-  exposed,  // code may have got access to its memory: its owners are counted before it is trusted again
+enum class Validity : std::uint8_t {
+  by_version,  // every write to the weight changes its version
+  outdated,    // the same, but the cast must be made again whatever the version is
+  exposed,     // code may have got access to its memory: its owners are counted before the cast is used again
 };
 
-enum class Form : std::uint8_t {
+enum class Layout : std::uint8_t {
   plain,        // a tensor with the weight's sizes and strides
   library,      // in the layout of torch's CPU library, for calls that autograd does not track
   panels,       // in the layout of our own kernels, also for such calls
@@ -61,9 +61,9 @@ struct Entry {
   Owned cast;                  // null if no cast is cached at the moment
   Snapshot cast_snapshot;      // of a plain cast after the core's last write: graphs expose it as a saved tensor
   Owned holder;                // holds the cast in C++ as well (host::make_holder), or null
-  Form form = Form::plain;
+  Layout layout = Layout::plain;
   Kind to = Kind::bf16;
-  Trust trust = Trust::exposed;
+  Validity validity = Validity::exposed;
   Busy busy;                       // being written, by a thread that may have released the GIL
   bool is_used = false;            // since it was last made again after an optimizer's step
   bool is_fresh = false;           // an optimizer wrote the cast together with the weight
@@ -93,9 +93,11 @@ struct Entry {
   [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
   // Replaces the cast. Releases the former one last, since that may run other code. Throws std::bad_alloc, with nothing
   // changed, if memory runs out.
-  void hold(Owned made, Owned its_holder, Form its_form = Form::plain, Owned options = nullptr);
+  void hold(Owned made, Owned its_holder, Layout its_layout = Layout::plain, Owned options = nullptr);
   void drop() { hold(nullptr, nullptr); }
-  [[nodiscard]] bool has(Form wanted) const { return cast && form == wanted && (form != Form::plain || is_intact()); }
+  [[nodiscard]] bool has(Layout wanted) const {
+    return cast && layout == wanted && (layout != Layout::plain || is_intact());
+  }
   // True if a plain cast is still in the same memory and has the version that the core's last write left.
   [[nodiscard]] bool is_intact() const {
     const Snapshot now = host::snapshot_of(cast.get());
@@ -167,20 +169,20 @@ struct Cache {
 // Returns the only cache. It is never destroyed: weights may outlive the interpreter's modules.
 Cache& cache();
 
-inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned options) {
-  const Snapshot made_snapshot = made && its_form == Form::plain ? host::snapshot_of(made.get()) : Snapshot{};
+inline void Entry::hold(Owned made, Owned its_holder, Layout its_layout, Owned options) {
+  const Snapshot made_snapshot = made && its_layout == Layout::plain ? host::snapshot_of(made.get()) : Snapshot{};
   if (made_snapshot.storage != nullptr) cache().casts.insert(made_snapshot.storage);
   // Nothing below can fail.
   untracked_uses = 0;
   if (cast) {
     counts.bytes -= bytes();
     --counts.weights;
-    if (form != Form::plain) --counts.packed;
+    if (layout != Layout::plain) --counts.packed;
   }
   const Owned former_options = std::exchange(packed_for, std::move(options));
   const Owned former_cast = std::exchange(cast, std::move(made));
   const Owned former_holder = std::exchange(holder, std::move(its_holder));
-  form = its_form;
+  layout = its_layout;
   if (cast_snapshot.storage != nullptr && cast_snapshot.storage != made_snapshot.storage) {
     cache().casts.erase(cast_snapshot.storage);
   }
@@ -188,7 +190,7 @@ inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned optio
   if (cast) {
     counts.bytes += bytes();
     ++counts.weights;
-    if (form != Form::plain) ++counts.packed;
+    if (layout != Layout::plain) ++counts.packed;
   }
 }
 
@@ -207,7 +209,8 @@ inline Entry* entry_of(PyObject* weight, Kind to) {
 
 // True if the weight holds the values from which its cast was made.
 inline bool is_unchanged(const Entry& entry, const Snapshot& now) {
-  return entry.trust == Trust::sure && !entry.busy && now == entry.snapshot && entry.look() == entry.samples;
+  return entry.validity == Validity::by_version && !entry.busy && now == entry.snapshot &&
+         entry.look() == entry.samples;
 }
 inline bool is_unchanged(const Entry& entry, PyObject* weight) {
   return is_unchanged(entry, host::snapshot_of(weight));

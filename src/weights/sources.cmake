@@ -3,5 +3,5 @@ target_sources(_core PRIVATE
   src/weights/cache.cpp
   src/weights/escapes.cpp
   src/weights/packs.cpp
-  src/weights/room.cpp
+  src/weights/memory_limit.cpp
 )

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LIST_OF_DECISIONS = ROOT / "docs" / "decisions" / "README.md"
-HEADINGS_OF_A_DECISION = ["Question", "What was tried", "What won, and why", "Figure", "Reconsider when"]
+HEADINGS_OF_A_DECISION = ["Problem", "What was tried", "What won, and why", "Figure", "Reconsider when"]
 #: These show results, as comments or as the block that follows.
 RUN = [
     "README.md",

@@ -52,7 +52,7 @@ struct State {
   std::uint64_t most = 1;   // so many fail
   std::uint64_t failed = 0;
   bool records = false;
-  bool core_was_inside = false;  // when the allocation failed
+  bool core_was_inside = false;              // when the allocation failed
   bool interpreter_was_inside_core = false;  // CPython ran code that the core had called
 };
 State state;

@@ -168,7 +168,7 @@ bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
 }
 
 // Checked again after other code may have run.
-bool is_plain_and_idle(const Entry& entry) { return entry.has(Form::plain) && !entry.busy; }
+bool is_plain_and_idle(const Entry& entry) { return entry.has(Layout::plain) && !entry.busy; }
 
 // Brings the weight into the layout of our own kernels if these are the best for this call.
 void consider_panels(Entry& entry, const PackedCall& call) {
@@ -211,7 +211,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   busy.reset();
   // As in consider_panels.
   if (options && entry.cast.get() == cast.get()) {
-    entry.hold(std::move(packed), std::move(holder), Form::library, std::move(options));
+    entry.hold(std::move(packed), std::move(holder), Layout::library, std::move(options));
   }
 }
 
@@ -224,7 +224,7 @@ bool are_its_options(PyObject* packed_for, const PackedCall& call) {
 }
 
 bool is_packed_for(const Entry& entry, const PackedCall& call) {
-  if (!entry.has(Form::library) || !library_packs(call)) return false;
+  if (!entry.has(Layout::library) || !library_packs(call)) return false;
   const Owned packed_for = Owned::borrowed(entry.packed_for.get());
   return are_its_options(packed_for.get(), call);
 }
@@ -265,18 +265,18 @@ bool may_be_packed(const PackedCall& call, Kind to) {
   if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || !known->cast || known->busy) return false;
-  if (known->form != Form::plain && !is_unchanged_for(call, *known)) return false;
-  if (known->form == Form::plain &&
+  if (known->layout != Layout::plain && !is_unchanged_for(call, *known)) return false;
+  if (known->layout == Layout::plain &&
       (known->elements < worth_trying || known->untracked_uses < quiet_uses_before_packing(*known))) {
     return false;
   }
   if (!is_in_use() || !is_plain_call(call, *known)) return false;
-  if (known->form == Form::panels || known->form == Form::inner_first) {
-    if (known->form != panels_for(call)) return false;
+  if (known->layout == Layout::panels || known->layout == Layout::inner_first) {
+    if (known->layout != panels_for(call)) return false;
     const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
     return verdict ? verdict->pays : may_try_panels(*known, call);
   }
-  if (known->form == Form::plain) {
+  if (known->layout == Layout::plain) {
     if (call.is_product() && may_try_panels(*known, call)) {
       const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
       if (!verdict || verdict->pays) return true;
@@ -287,7 +287,7 @@ bool may_be_packed(const PackedCall& call, Kind to) {
     if (call.reorders && !is_channels_first(known->cast.get())) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may run other code
-  if (entry->form == Form::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
+  if (entry->layout == Layout::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
   const Verdict verdict = verdict_on(case_of(*entry, call));
   if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed) return false;
   return verdict != Verdict::does_not;
@@ -299,10 +299,10 @@ Owned answer(const PackedCall& call, Kind to) {
   const std::shared_ptr<Entry> held = found->second;
   Entry& entry = *held;
   if (!entry.cast) return nullptr;
-  if (entry.form == Form::plain) {
+  if (entry.layout == Layout::plain) {
     if (host::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
     if (call.is_product()) consider_panels(entry, call);
-    if (entry.form == Form::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
+    if (entry.layout == Layout::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
   std::optional<PanelVerdict> verdict;
@@ -310,7 +310,7 @@ Owned answer(const PackedCall& call, Kind to) {
     verdict = known_verdict(entry, call);
     if (!verdict) verdict = try_panels(entry, call);
     if (!verdict || !verdict->pays || !entry.has(panels_for(call))) return nullptr;
-  } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Form::library)) {
+  } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Layout::library)) {
     return nullptr;
   }
   if (!is_unchanged_for(call, entry)) return nullptr;

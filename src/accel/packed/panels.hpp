@@ -16,7 +16,7 @@ namespace habana_mp::accel {
 
 using kernels::Sums;
 using weights::Entry;
-using weights::Form;
+using weights::Layout;
 
 // The result of a trial of one kind of call.
 struct PanelVerdict {
@@ -39,7 +39,9 @@ void forget_panel_verdicts() noexcept;
 // A weight with fewer values is not worth a measurement.
 inline constexpr std::int64_t worth_trying = 1 << 6;
 
-inline Form panels_for(const PackedCall& call) { return call.is_inner_first() ? Form::inner_first : Form::panels; }
+inline Layout panels_for(const PackedCall& call) {
+  return call.is_inner_first() ? Layout::inner_first : Layout::panels;
+}
 
 // Returns the weight's cast in the kernels' layout. `inner_first` says that the cast is [inner][outer]. Returns null if
 // that is not possible; an exception is set only for an interrupt.

@@ -1,4 +1,4 @@
-#include "weights/room.hpp"
+#include "weights/memory_limit.hpp"
 
 #include "host/free_memory.hpp"
 
@@ -17,12 +17,12 @@ constexpr std::chrono::milliseconds longest_refusal{100};
 
 }  // namespace
 
-bool Room::is_known(Clock::time_point now, std::uint64_t wanted) const {
+bool MemoryLimit::is_known(Clock::time_point now, std::uint64_t wanted) const {
   if (wanted >= refused_from_) return now - read_at_ < longest_refusal;
   return wanted <= allowed_until_ && now - read_at_ < longest_trust;
 }
 
-bool Room::allows(std::uint64_t kept, std::uint64_t bytes) noexcept {
+bool MemoryLimit::allows(std::uint64_t kept, std::uint64_t bytes) noexcept {
   const std::uint64_t wanted = kept + bytes;
   if (wanted <= negligible) return true;
   const Clock::time_point now = Clock::now();

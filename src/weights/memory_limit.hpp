@@ -10,7 +10,7 @@ namespace habana_mp::weights {
 // activations, gradients and the contents of mapped files. A reading of the system's files is valid for one second
 // while the casts grow by at most a quarter of what it allowed. A refusal is valid for 0.1 seconds, and only for casts
 // of at least the refused size: a smaller one causes a new reading.
-class Room {
+class MemoryLimit {
  public:
   // Returns true if casts of `bytes` may be added to `kept` bytes.
   [[nodiscard]] bool allows(std::uint64_t kept, std::uint64_t bytes) noexcept;
@@ -24,6 +24,6 @@ class Room {
   std::uint64_t refused_from_ = ~std::uint64_t{0};  // the size of all casts from which the last reading refuses
   Clock::time_point read_at_;
 };
-extern Room room;
+extern MemoryLimit memory_limit;
 
 }  // namespace habana_mp::weights
