@@ -20,7 +20,7 @@ from habana_mp.diagnosis.diagnosis import ProgressLine, look
 from habana_mp.diagnosis.observing import Samples
 from habana_mp.diagnosis.runs import Repetition, Run, RunMode
 from habana_mp.run.command import parsed
-from habana_mp.run.options import Options, absolute, add_arguments, options_given
+from habana_mp.run.options import Options, absolute, add_arguments, options_given, whole_number
 from habana_mp.run.script import Script
 
 _ENDINGS = (".html", ".json")
@@ -88,16 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(parser)
     parser.add_argument(
-        "--step", type=_number, default=1, metavar="N", help="the step of the optimizer to look at, from 1"
+        "--step", type=whole_number, default=1, metavar="N", help="the step of the optimizer to look at, from 1"
     )
     parser.add_argument("--report", metavar="FILE", help="write all operations there, as its ending says: .html, .json")
     return parser
-
-
-def _number(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"it must be a whole number of at least 1; got {word}")
-    return int(word)
 
 
 def last_lines(printed: str) -> str:

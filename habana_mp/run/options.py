@@ -96,3 +96,10 @@ def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace) ->
 def absolute(path: str | None) -> str | None:
     """Returns an absolute path: the script may change the working directory, and start processes there."""
     return os.path.abspath(path) if path else None
+
+
+def whole_number(word: str) -> int:
+    """Returns the number of an option that must be at least 1."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"it must be a whole number of at least 1; got {word}")
+    return int(word)

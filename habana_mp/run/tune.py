@@ -25,7 +25,7 @@ from habana_mp.reporting.records import Row
 from habana_mp.reporting.report import Report
 from habana_mp.run.command import parsed
 from habana_mp.run.diagnose import RunsOfScript, ScriptFailedError, last_lines
-from habana_mp.run.options import DTYPES, Options, absolute
+from habana_mp.run.options import DTYPES, Options, absolute, whole_number
 from habana_mp.run.script import Script
 from habana_mp.tuning.configurations import Rules
 from habana_mp.tuning.tune import tuned_by
@@ -49,6 +49,11 @@ def main(words: Sequence[str]) -> int:
         Script(command, is_module=is_module).check()
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    if given.workers > 1 and given.metric_file:
+        parser.error(
+            "runs at the same time would write the same --metric-file; leave out --workers, or let the script "
+            "print its value"
+        )
     with tempfile.TemporaryDirectory() as folder:
         runner = _RunsOfScript(given, command, Path(folder), is_module=is_module)
         path = absolute(given.state)
@@ -88,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_seeds, default=(0, 1, 2), metavar="N,...", help="0,1,2 is the default")
     parser.add_argument("--seed-argument", metavar="NAME", help="the script's option for its seed: `seed` for --seed")
     parser.add_argument("--seed-variable", metavar="NAME", help="the environment variable for its seed")
+    parser.add_argument(
+        "--workers", type=whole_number, default=1, metavar="N", help="run the script with N seeds at the same time"
+    )
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="no run begins later than this")
     parser.add_argument("--state", metavar="FILE", help="keeps the values of all runs; another call continues with it")
     parser.add_argument("--write", metavar="FOLDER", help="write the two list files there")
@@ -132,7 +140,7 @@ class _RunsOfScript:
     """Runs of a script, each in a process of its own."""
 
     def __init__(self, given: argparse.Namespace, words: Sequence[str], folder: Path, *, is_module: bool) -> None:
-        self.preset, self.lower = given.preset, given.dtype
+        self.preset, self.lower, self.workers = given.preset, given.dtype, given.workers
         self._given, self._words, self._is_module, self._folder = given, list(words), is_module, folder
 
     def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
@@ -159,7 +167,7 @@ class _RunsOfScript:
         if rules is None:
             options = ["--opt-level", "O0"]
         else:
-            lower, fp32 = write_lists(self._folder, self.preset, self.lower, rules)
+            lower, fp32 = write_lists(self._folder / f"lists-{seed}", self.preset, self.lower, rules)
             options = ["--preset", self.preset, "--bf16", str(lower), "--fp32", str(fp32)]
         script = [*(["-m"] if self._is_module else ["--"]), *self._words, *self._seed_words(seed)]
         done = subprocess.run(

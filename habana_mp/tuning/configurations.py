@@ -7,7 +7,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,8 @@ class Runner(Protocol):
     preset: str
     #: The name of the lower precision.
     lower: str
+    #: How many runs may be made at the same time.
+    workers: int
 
     def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
         """Returns the value of a run with these lines in float32, and its seconds."""
@@ -74,6 +77,9 @@ class Configurations:
 
     def passes(self, rules: tuple[str, ...]) -> bool:
         """True if the value is good enough with each seed. Raises OutOfTimeError when the budget is spent."""
+        if self._runner.workers > 1:
+            self._run(None, self._seeds)
+            self._run(rules, self._seeds)
         for seed in self._seeds:
             exact = self.value(None, seed)
             if not self._check(self.value(rules, seed), exact):
@@ -90,20 +96,32 @@ class Configurations:
         return statistics.median(self._result(rules, seed)[1] for seed in self._seeds)
 
     def _result(self, rules: Rules, seed: int) -> tuple[Any, float]:
-        name = _FLOAT32 if rules is None else "; ".join(sorted(rules))
-        key = f"{seed}: {name}"
-        if key not in self._known:
-            if self._end is not None and time.monotonic() > self._end:
-                raise OutOfTimeError
-            self._progress(self._described(rules, seed))
-            self._known[key] = self._runner.run(rules, seed)
-            self._write()
-        return self._known[key]
+        self._run(rules, [seed])
+        return self._known[_key(rules, seed)]
 
-    def _described(self, rules: Rules, seed: int) -> str:
+    def _run(self, rules: Rules, seeds: Sequence[int]) -> None:
+        """Runs a configuration with those seeds whose results are not known, some at the same time."""
+        missing = [seed for seed in seeds if _key(rules, seed) not in self._known]
+        if not missing:
+            return
+        if self._end is not None and time.monotonic() > self._end:
+            raise OutOfTimeError
+        self._progress(self._described(rules, missing))
+        for seed, result in zip(missing, self._results(rules, missing), strict=True):
+            self._known[_key(rules, seed)] = result
+            self._write()
+
+    def _results(self, rules: Rules, seeds: Sequence[int]) -> Iterator[tuple[Any, float]]:
+        if self._runner.workers == 1:  # in this thread, where a user's function expects to run
+            yield from (self._runner.run(rules, seed) for seed in seeds)
+            return
+        with ThreadPoolExecutor(self._runner.workers) as pool:
+            yield from pool.map(lambda seed: self._runner.run(rules, seed), seeds)
+
+    def _described(self, rules: Rules, seeds: Sequence[int]) -> str:
         what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
         left = "" if self._end is None else f", {max(0.0, self._end - time.monotonic()):.0f} s left"
-        return f"configuration {self.count}, {what}, seed {seed}{left}"
+        return f"configuration {self.count}, {what}, seed {', '.join(map(str, seeds))}{left}"
 
     @property
     def count(self) -> int:
@@ -138,6 +156,11 @@ class Configurations:
         beside = self._path.with_name(self._path.name + ".new")
         beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
         os.replace(beside, self._path)
+
+
+def _key(rules: Rules, seed: int) -> str:
+    """Returns the name of a run in the file."""
+    return f"{seed}: {_FLOAT32 if rules is None else '; '.join(sorted(rules))}"
 
 
 def _encoded(value: Any) -> Any:

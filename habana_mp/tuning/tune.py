@@ -94,6 +94,8 @@ def tuned_by(runner: Runner, check: Check, *, seeds: Sequence[int], budget: floa
 class _RunsHere:
     """Runs of a function in this process."""
 
+    workers = 1
+
     def __init__(self, run: Run, preset: str, lower: str) -> None:
         self._run, self.preset, self.lower = run, preset, lower
         self._lists = preset_named(preset)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core, hmp, optim
+from habana_mp import _core, hmp
 from helpers.state_of_torch import assert_torch_is_restored
 from trust.entries import ENTRIES, Entry
 

@@ -54,7 +54,7 @@ def _tuned(*words: str) -> int:
 
 def test_the_lists_are_found_and_used(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--metric", "mse", "--check", CHECK, "--seeds", "0,1", "--seed-argument", "seed", str(script)]
-    assert _tuned("--state", "state.json", "--write", "lists", *words) == 0
+    assert _tuned("--state", "state.json", "--write", "lists", "--workers", "2", *words) == 0
     assert (script.parent / "state.json").exists()
     shown = capsys.readouterr().out
     assert "1 line is needed in float32" in shown
@@ -96,6 +96,11 @@ def test_a_script_without_the_value_is_told(
         (["--metric", "mse", "--check", "value <", "script.py"], "--check must be an expression over `value` and"),
         (["--metric", "mse", "--check", "valu < 1", "script.py"], "name 'valu' is not defined"),
         (["--metric", "mse", "--check", CHECK, "--seeds", "a", "script.py"], "it must be whole numbers and commas"),
+        (["--metric", "mse", "--check", CHECK, "--workers", "0", "script.py"], "a whole number of at least 1; got 0"),
+        (
+            ["--metric", "mse", "--metric-file", "m.json", "--check", CHECK, "--workers", "2", "script.py"],
+            "would write the same --metric-file",
+        ),
         (["--metric", "mse", "--check", CHECK, "--budget", "-1", "script.py"], "it must be seconds above 0; got -1"),
         (["--metric", "mse", "--check", CHECK, "--preset", "none", "script.py"], "`preset` must be one of"),
         (["--metric", "mse", "--check", CHECK], "a SCRIPT to tune is missing"),
