@@ -142,7 +142,7 @@ def _copied(value: Any) -> Any:
 
 def calls_of_samples(samples: int = 3) -> Iterator[Call]:
     """Yields the calls that torch makes for the samples of its own database of operations."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from helpers.operation_database import op_db
 
     recorder = _Recorder()
     for one in op_db:

@@ -8,7 +8,9 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 
 from habana_mp import ops
 from habana_mp.policy.rules import ruling_without_list
@@ -16,6 +18,12 @@ from habana_mp.policy.rules import ruling_without_list
 BF16, FP32 = torch.bfloat16, torch.float32
 #: The number of samples that are used of each entry; some entries have hundreds.
 SAMPLES = 40
+
+
+# For messages that are not used here, torch looks through all frames and their source files each time it makes samples.
+# That takes most of a test's time.
+for module in (common_utils, core):
+    vars(module)["extract_test_fn"] = lambda: None
 
 
 def name_of(op: Any) -> str:
