@@ -8,7 +8,7 @@ import warnings
 
 
 class HmpWarning(UserWarning):
-    """Something that the user should know, but that stops nothing."""
+    """A warning of habana_mp about a problem that does not stop the program."""
 
 
 class ListError(ValueError):

@@ -1,8 +1,8 @@
-"""The diagnosis of a step: which operations are harmful in lower precision.
+"""The diagnosis of a step: finds the operations that are harmful in lower precision.
 
-The step runs in float32, then as it is with each lowered operation beside it in float32. If it deviates by more than
-the model's own noise, it runs again for the operations in question, each time with one of them in float32: what mends
-the step is harmful.
+The step runs in float32, then in mixed precision, where each lowered operation is also computed in float32. If the step
+deviates by more than the model's own noise, it runs again for each suspected operation, with this operation in float32.
+If this removes the deviation, the operation is harmful.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from habana_mp.diagnosis.findings import Finding, OperationRow, row_of
+from habana_mp.diagnosis.observing import PRODUCTS
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
 from habana_mp.diagnosis.page import html_page
 from habana_mp.diagnosis.replays import Replays, Step
 from habana_mp.diagnosis.runs import RunMode, Runs, RunsHere, lowest_of
 from habana_mp.diagnosis.search import Progress, Search
-from habana_mp.diagnosis.sites import Site
+from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.eager_mode import EagerMode
 
 FORMAT, VERSION = "habana-mp diagnosis", 1
 
-#: Two runs in float32 may differ by this much: some operations sum in another order each time.
+#: Two runs in float32 may differ by this much, since some operations sum in another order each time.
 _MOST_OF_REPETITION = 0.01
 
 
@@ -37,11 +38,11 @@ _MOST_OF_REPETITION = 0.01
 class Diagnosis:
     """The result of :func:`diagnose`."""
 
-    #: What is harmful, the worst first.
+    #: The harmful operations, the worst first.
     findings: tuple[Finding, ...]
-    #: All operations that ran in lower precision, those with the largest effect on the loss first.
+    #: All operations that ran in lower precision. Those with the largest effect on the loss come first.
     rows: tuple[OperationRow, ...]
-    #: How much the step deviates from float32, as multiples of what is allowed, by what was compared.
+    #: For each compared value, its deviation from float32 as a multiple of the allowed deviation.
     excess: dict[str, float] = field(hash=False)
     loss: float | None = None
     loss_in_float32: float | None = None
@@ -121,21 +122,21 @@ def _plain(value: Any) -> Any:
 
 
 def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
-    """Finds the operations whose lower precision harms a step, and the rules that mend it.
+    """Finds the operations whose lower precision harms a step, and the rules that correct this.
 
-    ``step()`` runs the forward and returns the loss; the backward is run here if the step does not run it. It is called
-    several times and must do the same each time: take the batch outside of it. An optimizer's step ends it. Gradients,
-    buffers, random numbers and weights are afterwards as before.
+    ``step()`` runs the forward and returns the loss. If it does not run the backward, this function does. ``step()`` is
+    called several times and must do the same each time, so get the batch outside of it. It ends where an optimizer's
+    step begins. Afterwards gradients, buffers, random numbers and weights are as before.
 
     Args:
         step: A function without parameters. The other values that it returns are compared too.
-        steps: The number of steps. With more than one, ``step()`` is also run as it is after each look, so that the
-            model trains on if it runs an optimizer.
-        every: Looks at each so many steps: the first, and every such one after it.
+        steps: The number of steps. With more than one, ``step()`` also runs normally each time, so that the model
+            continues to train if it runs an optimizer.
+        every: Examines the first step, and then one step out of this many.
 
     Raises:
-        ValueError: a ``step`` that does other things when it is called again, or numbers below 1.
-        TypeError: a ``step`` that cannot be called.
+        ValueError: ``step`` does other things when it is called again, or a number is below 1.
+        TypeError: ``step`` cannot be called.
     """
     if not callable(step):
         raise TypeError(f"`step` must be a function that runs a step and returns its loss; got {type(step).__name__}")
@@ -157,7 +158,7 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
 
 @contextmanager
 def diagnosed_process() -> Iterator[None]:
-    """A block in which observers see all operations: those without a rule too, and those of compiled code."""
+    """A block in which observers see all operations, including those without a rule and those of compiled code."""
     eager = EagerMode()
     try:
         eager.begin()
@@ -169,7 +170,7 @@ def diagnosed_process() -> Iterator[None]:
 
 
 class ProgressLine:
-    """A line on the terminal that says what runs. Nothing is written to a file or a pipe."""
+    """A line on the terminal that describes the current run. Nothing is written to a file or a pipe."""
 
     def __init__(self, prefix: str = "", command: str = "diagnose") -> None:
         self._prefix = f"{command}: {prefix}"
@@ -198,9 +199,10 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     sites, lowered = watched.sites, watched.outcome
     rows = tuple(row_of(one) for one in sorted(sites, key=lambda one: -abs(one.effect)))
     found = deviations(lowered, exact)
-    tolerances = Tolerances(exact, [], lowest_of(sites))
+    lower = lowest_of(sites) if _lowered_products(sites) else None
+    tolerances = Tolerances(exact, [], lower)
     if worst(tolerances.excess(found)) > 1 and exact.is_finite:
-        tolerances = Tolerances(exact, _noise(runs, exact, sites, progress), lowest_of(sites))
+        tolerances = Tolerances(exact, _noise(runs, exact, sites, progress), lower)
     excess = tolerances.excess(found)
     harmful: Sequence[Finding] = ()
     search = Search(runs, exact, tolerances, found)
@@ -210,8 +212,10 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
 
 
 def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress) -> list[Outcome]:
-    """Returns outcomes in float32 whose weights are disturbed by one rounding, to one side and to the other: a choice
-    between experts may change in one of them alone. Raises ValueError if the step does other things each time."""
+    """Returns outcomes in float32 whose lowered weights are disturbed by one rounding. One outcome adds the rounding
+    errors and the other subtracts them, since a choice between experts may change in only one of the two. Raises
+    ValueError if the step does other things each time.
+    """
     progress("in float32 again")
     if worst(deviations(runs.run(RunMode(), {}).outcome, exact)) > _MOST_OF_REPETITION:
         raise ValueError(
@@ -221,12 +225,18 @@ def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress
     made = []
     for sign in (1, -1):
         progress("in float32, with weights that are disturbed by their rounding")
-        made.append(runs.run(RunMode(rounded=lowest_of(sites), sign=sign), {}).outcome)
+        mode = RunMode(rounded=lowest_of(sites), rounded_lines=_lowered_products(sites), sign=sign)
+        made.append(runs.run(mode, {}).outcome)
     return made
 
 
+def _lowered_products(sites: Sequence[Site]) -> frozenset[Line]:
+    """Returns the lines whose weights are rounded to the lower precision."""
+    return frozenset(one.where for one in sites if one.values and one.where.operation in PRODUCTS)
+
+
 def _merged(looks: Sequence[Diagnosis]) -> Diagnosis:
-    """Returns one diagnosis of several steps: the worst finding of each line, and what the last look measured."""
+    """Returns one diagnosis of several steps: the worst finding of each line, and the measurements of the last step."""
     last = looks[-1]
     if len(looks) == 1:
         return last

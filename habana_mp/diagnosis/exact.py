@@ -1,4 +1,4 @@
-"""One call in float32: with inputs that are not rounded, and without casts."""
+"""Makes one call in float32, with inputs that are not rounded, and without casts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def repeatable(operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    """Returns the arguments for another call: copies of those that the operation may update, as running statistics."""
+    """Returns the arguments for another call, with copies of those that the operation may update (running
+    statistics)."""
     castable = ops.arguments_of(operation)
     if castable is None:
         return arguments, keywords
@@ -69,8 +70,8 @@ def detached_in_float32(arguments: Arguments) -> Arguments:
 
 
 def in_float32(value: Any, other: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
-    """Returns an argument with each tensor of a lower precision in float32, still tracked by autograd; ``other`` is
-    applied to the other tensors."""
+    """Returns an argument with each tensor of a lower precision in float32, still tracked by autograd. Applies
+    ``other`` to the other tensors."""
 
     def raised(one: Any) -> Any:
         if not isinstance(one, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The findings of a diagnosis: which operation is harmful, what it does, and the rule that mends it."""
+"""The findings of a diagnosis: the harmful operation, its effect, and the rule that corrects it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALLEST_BFLOAT16 = 2.0**-133
 
 @dataclass(frozen=True)
 class OperationRow:
-    """An operation at one line in one module, and what was measured there."""
+    """An operation at one line in one module, and its measurements."""
 
     operation: str
     module: str
@@ -29,17 +29,18 @@ class OperationRow:
     line: int
     precision: str
     calls: int
-    #: The error of the calls themselves, and the one that came with their inputs, relative to the exact values.
+    #: The error of the calls themselves, and the error of their inputs, relative to the exact values.
     local_error: float
     inherited_error: float
-    #: The local error times the gradient of the loss: how much the calls change the loss. None if no gradient came.
+    #: The local error times the gradient of the loss. This is the amount by which the calls change the loss. None if
+    #: the results got no gradient.
     effect: float | None
-    #: The relative error that the backward of the calls adds; the first call of each line is looked at.
+    #: The relative error that the backward of the calls adds. Only the first call of each line is examined.
     gradient_error: float
     largest_error: float
     #: The smallest and the largest magnitude of the inputs, without zeros; None if all are zero.
     input_range: tuple[float, float] | None
-    #: How many powers of two are left to the ends of the lower precision's range: below the smallest input, and above
+    #: The distance to the ends of the lower precision's range, in powers of two: below the smallest input, and above
     #: the largest.
     range_left: tuple[float, float] | None
 
@@ -57,15 +58,15 @@ class Finding:
     file: str
     line: int
     kind: Kind
-    #: How much less the step deviates from float32 if this operation alone runs in float32, as a share of the exact
-    #: value that improves most. Infinite if only then that value is finite.
+    #: The decrease of the step's deviation from float32 if only this operation runs in float32, as a share of the exact
+    #: value that improves most. Infinite if that value is finite only in this case.
     effect: float
     local_error: float
     inherited_error: float
     text: str
     #: The rules to give to ``convert(rules=...)``; empty if no rule would help.
     rule: dict[str, str] = field(hash=False)
-    #: The step in which it was found, from 0.
+    #: The number of the step in which it was found, counted from 0.
     step: int = 0
 
     @property
@@ -120,8 +121,8 @@ def kind_of(sites: Sequence[Site]) -> Kind:
 def finding(
     sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, is_one_of: bool = False
 ) -> Finding:
-    """Returns the finding about the sites of one line. ``before`` and ``after``: how much the step deviates, and how
-    much it does if this line runs in float32. ``is_one_of``: in both, the lines of other findings do."""
+    """Returns the finding about the sites of one line. ``before`` and ``after`` are the deviations of the step without
+    and with this line in float32. If ``is_one_of`` is true, the lines of other findings run in float32 in both."""
     worst = max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
     kind = kind_of(sites)
     improved = max(before, key=lambda what: before[what] - after[what], default="")

@@ -1,4 +1,4 @@
-"""Measures a call that was lowered against the same call in float32."""
+"""Compares a call that was lowered with the same call in float32."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from habana_mp import _core
 from habana_mp.diagnosis.exact import LOWER, is_lower
 from habana_mp.diagnosis.sites import Site
 
-#: So many values of a result stand for all of it where two runs are compared.
+#: Two runs are compared by this many values of each result.
 _SAMPLES = 128
 
 
 def sample(tensor: torch.Tensor, most: int = _SAMPLES) -> torch.Tensor | None:
-    """Returns a copy of values from all of a tensor, in an order that its layout does not change; None if they cannot
-    be read one by one."""
+    """Returns a copy of values that are spread over the whole tensor, in an order that does not depend on its layout.
+    Returns None if they cannot be read one by one."""
     try:
         flat = tensor.detach().reshape(-1)
         step = max(1, flat.numel() // most)
         if step > 1 and step % 2 == 0:
-            step -= 1  # not the same column of each row
+            step -= 1  # an even step could take the same column of each row
         chosen = flat[::step][:most]
         return chosen.float().clone() if chosen.is_floating_point() else chosen.clone()
     except (RuntimeError, NotImplementedError, TypeError):  # a class of tensors without these operations
@@ -29,7 +29,7 @@ def sample(tensor: torch.Tensor, most: int = _SAMPLES) -> torch.Tensor | None:
 
 
 def note_inputs(site: Site, inputs: list[torch.Tensor]) -> None:
-    """Notes the range of the inputs, in samples."""
+    """Stores the range of the inputs, from samples."""
     for one in inputs:
         values = sample(one) if one.is_floating_point() else None
         if values is None or not values.numel():
@@ -68,7 +68,7 @@ def compare_floats(
 
 
 def _note_birth(site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> None:
-    """Notes that the call made a value that is not finite, if its inputs are finite."""
+    """Stores that the call made a value that is not finite, if its inputs are finite."""
     if site.born is not None or any(_core.worst_value(one, True) in (1, 2) for one in inputs):
         return
     bad = ~torch.isfinite(low)
@@ -83,7 +83,7 @@ def _note_birth(site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: list
 
 
 def compare_others(site: Site, low: torch.Tensor, exact: torch.Tensor) -> None:
-    """Adds results that are no floats."""
+    """Adds a result that does not consist of floats to the counts of a site."""
     if low.shape == exact.shape and low.dtype == exact.dtype:
         site.counted += low.numel()
         site.changed += int((low != exact).sum())

@@ -1,4 +1,4 @@
-"""The observers of a step: what is done with each call while the step runs."""
+"""The observers of a step: they get each call while the step runs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from habana_mp.patches.tools.pytree import tree_map
 #: The errors of a call that cannot be made again in float32.
 _NOT_REPEATABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 
-#: Inputs with as many values are not copied to see if a step repeats itself.
+#: Inputs with this many values or more are not copied. (Copies show if the step does the same each time.)
 _LARGE = 1 << 20
 
-#: So many operations are remembered as the makers of a value, the last one first.
+#: At most this many operations are stored as the makers of a value, the last one first.
 _MOST_MAKERS = 8
 
-#: Operations whose gradient is zero, or not that of what they return.
+#: Operations whose gradient is zero, or is not the gradient of what they return.
 _STEPS = frozenset(("round", "floor", "ceil", "trunc", "fix", "frac", "sign", "sgn", "heaviside", "bucketize"))
 
-#: Their backward makes products too, whose error is one rounding. To repeat it takes long.
-_PRODUCTS = frozenset(
+#: The backward of these operations makes products too, whose error is one rounding. Repeating it would take long.
+PRODUCTS = frozenset(
     name for row in (*ops.products.ROWS, *ops.convolutions.ROWS, *ops.recurrent.ROWS) for name in row.names.split()
 )
 
@@ -65,27 +65,29 @@ class Call:
     inputs: list[torch.Tensor]
 
     def kept(self) -> _Kept | None:
-        """Returns what is needed to make its backward again, unless that tells nothing or takes long."""
-        if may_be_random(self.operation) or self.operation in _PRODUCTS:
+        """Returns the data for another run of the call's backward. Returns None if that shows nothing or takes long."""
+        if may_be_random(self.operation) or self.operation in PRODUCTS:
             return None
         return _Kept(self.called, *repeatable(self.operation, self.arguments, self.keywords))
 
 
 class Observer:
-    """Makes calls as they are."""
+    """Makes calls unchanged."""
 
     def __init__(self, locator: Locator) -> None:
         self.locator = locator
         self._paused = threading.local()
         self.is_on = True
-        #: Copies of what the first call got.
+        #: The operation and the place of the first call, and copies of its inputs.
+        self.first_call: tuple[str, ...] = ()
         self.first_inputs: list[torch.Tensor] | None = None
-        #: Called with each tensor that a call uses and that gets a gradient of its own.
-        self.leaf_is_used: Callable[[torch.Tensor], None] = lambda _: None
+        #: Called with each tensor that a call uses and that gets a gradient of its own, and with True if the call
+        #: writes into its first argument.
+        self.leaf_is_used: Callable[[torch.Tensor, bool], None] = lambda *_: None
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """A block in which all calls go through this observer, but those under torch.func and in torch's modes."""
+        """A block in which this observer gets all calls, except for those under torch.func and in torch's modes."""
         _core.observe_calls(self._answer)
         try:
             yield
@@ -94,7 +96,7 @@ class Observer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block in which the calls of this thread are made as they are."""
+        """A block in which the calls of this thread are made unchanged."""
         before = getattr(self._paused, "is_on", False)
         self._paused.is_on = True
         try:
@@ -107,17 +109,23 @@ class Observer:
         if not self.is_on or getattr(self._paused, "is_on", False):
             return _core.make_observed_call()
         given = tensors_of((arguments, keywords))
-        if self.first_inputs is None and given and not ops.is_in_place(operation):
+        writes = ops.is_in_place(operation)
+        if self.first_inputs is None and given and not writes:
             with apart():
                 self.first_inputs = [one.detach().clone() for one in given if one.numel() < _LARGE]
+                self.first_call = (operation, *map(str, self.locator.here()))
         for one in given:
             if one.requires_grad and one.is_leaf:
-                self.leaf_is_used(one)
+                self.leaf_is_used(one, writes)
         inputs = [one for one in given if one.is_floating_point()]
         has_own = keywords.get("dtype") is not None or keywords.get("out") is not None
         if not inputs or has_own or operation in _CONVERSIONS:
-            return _core.make_observed_call()
+            return self.make_unchanged()
         return self.observe(Call(called, operation, arguments, keywords, inputs))
+
+    def make_unchanged(self) -> Any:
+        """Makes the current call with its own arguments."""
+        return _core.make_observed_call()
 
     def observe(self, call: Call) -> Any:
         """Returns the result of a call."""
@@ -125,7 +133,8 @@ class Observer:
 
 
 class InFloat32(Observer):
-    """Makes calls in float32: all of them, or those at some lines. Takes samples of the results if all are made so."""
+    """Makes calls in float32, either all of them or those at some lines. If it makes all, it takes samples of the
+    results."""
 
     def __init__(
         self,
@@ -133,30 +142,39 @@ class InFloat32(Observer):
         lines: frozenset[Line] | None = None,
         *,
         rounded: torch.dtype | None = None,
+        rounded_lines: frozenset[Line] = frozenset(),
         sign: int = 1,
     ) -> None:
         super().__init__(locator)
         self._lines = lines
         self._operations = None if lines is None else {one.operation for one in lines}
-        #: Weights take part with the error of their rounding to this precision, or with its opposite.
-        self._rounded, self._sign = rounded, sign
+        #: The weights at these lines are disturbed by their rounding to this precision, times `sign`.
+        self._rounded, self._rounded_lines, self._sign = rounded, rounded_lines, sign
         self.samples: Samples = {}
         self._calls: Counter[tuple[str, str, str, int]] = Counter()
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        with casts_off() if self._lines is None else nullcontext(), super().observing():
+        # Steps that are skipped run unchanged. In this case casts are switched off for each single call, so calls under
+        # torch.func, which are not observed, are lowered.
+        is_whole = self._lines is None and self.is_on
+        with casts_off() if is_whole else nullcontext(), super().observing():
             yield
+
+    def make_unchanged(self) -> Any:
+        with casts_off() if self._lines is None else nullcontext():
+            return super().make_unchanged()
 
     def observe(self, call: Call) -> Any:
         operation = call.operation
         if ops.is_in_place(operation) or (self._operations is not None and operation not in self._operations):
-            return _core.make_observed_call()
+            return self.make_unchanged()
         place = self.locator.here()
-        if self._lines is not None and Line(operation, *place[1:]) not in self._lines:
-            return _core.make_observed_call()
+        line = Line(operation, *place[1:])
+        if self._lines is not None and line not in self._lines:
+            return self.make_unchanged()
         other = _as_it_is
-        if self._rounded is not None and operation in _PRODUCTS:
+        if self._rounded is not None and operation in PRODUCTS and line in self._rounded_lines:
             other = partial(_disturbed, to=self._rounded, sign=self._sign)
         with casts_off():
             arguments, keywords = in_float32((call.arguments, call.keywords), other)
@@ -183,8 +201,8 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _disturbed(tensor: torch.Tensor, to: torch.dtype, sign: int) -> torch.Tensor:
-    """Returns a weight, or a view of one, disturbed by its rounding and with its own gradient; any other tensor as it
-    is."""
+    """Returns a weight or a view of a weight disturbed by its rounding, with its own gradient. Returns any other tensor
+    unchanged."""
     base = tensor if tensor._base is None else tensor._base
     if not isinstance(base, torch.nn.Parameter) or tensor.dtype != torch.float32:
         return tensor
@@ -194,7 +212,7 @@ def _disturbed(tensor: torch.Tensor, to: torch.dtype, sign: int) -> torch.Tensor
 
 
 class Watching(Observer):
-    """Makes calls as they are, and each lowered one again in float32 beside it."""
+    """Makes calls unchanged, and makes each lowered call again in float32."""
 
     def __init__(self, locator: Locator, exact: Samples) -> None:
         super().__init__(locator)
@@ -204,7 +222,7 @@ class Watching(Observer):
         self._calls: Counter[tuple[str, str, str, int]] = Counter()
         self._made = 0
         self._makers: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Site, ...]]] = {}
-        #: Lines of which the backward of one call is followed already.
+        #: The lines for which the backward of one call is followed already.
         self._followed: set[Line] = set()
 
     def observe(self, call: Call) -> Any:
@@ -274,7 +292,7 @@ class Watching(Observer):
             self._compare_inherited(site, place, one)
             if measuring.is_comparable(low, one):
                 if random is not None and not _same_zeros(low, one):
-                    continue  # other random numbers
+                    continue  # the random numbers differ
                 error = measuring.compare_floats(site, low, one, call.inputs, number)
                 if error is not None:
                     has_error = True
@@ -287,7 +305,7 @@ class Watching(Observer):
         return (site, *(one for one in makers if one is not site))[:_MOST_MAKERS]
 
     def _follow(self, site: Site, call: Call, low: torch.Tensor, error: torch.Tensor) -> None:
-        """Waits for the gradient of the loss in a result."""
+        """Registers a hook that gets the gradient of the loss with respect to a result."""
         if low.grad_fn is None or not low.requires_grad:
             return
         follows = site.where not in self._followed and not ops.is_in_place(call.operation)
@@ -297,7 +315,7 @@ class Watching(Observer):
         low.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's has no types
 
     def _gradient(self, site: Site, error: torch.Tensor, call: _Kept | None, gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # an autograd.Function returned none
+        if gradient is None:  # an autograd.Function returned no gradient
             return
         with self.paused(), apart():
             product = gradient * error
@@ -327,7 +345,7 @@ class Watching(Observer):
         results: list[torch.Tensor],
         makers: tuple[Site, ...],
     ) -> None:
-        """Notes the makers of values that decide otherwise than in float32."""
+        """Marks the makers of values that lead to another decision than in float32."""
         if all(one.decides for one in makers):
             return
         for call, one in enumerate(results, first + 1):
@@ -412,7 +430,7 @@ class _Kept:
 
 
 def _same_zeros(low: torch.Tensor, exact: torch.Tensor) -> bool:
-    """True if nearly the same values are zero: then the same random numbers were drawn."""
+    """True if nearly the same values are zero, which shows that the same random numbers were drawn."""
     differ = int(((low == 0) != (exact == 0)).sum())
     return differ <= 0.02 * low.numel()
 

@@ -1,4 +1,4 @@
-"""What a run of a step gives: the loss, the gradients, the state that it changes, and what it returns."""
+"""The outcome of a run of a step: the loss, the gradients, the changed state, and the returned values."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import torch
 from habana_mp.diagnosis.exact import LOWER, apart, tensors_of
 from habana_mp.diagnosis.measuring import sample
 
-#: So many values stand for all of a gradient, a state, or a returned value.
+#: This many values of a gradient, a state or a returned value are compared.
 _SAMPLES = 1 << 16
 
-#: An error of a gradient below this share is no fault, however small the model's own noise is.
-_OF_GRADIENT = 0.17
+#: An error of a gradient, a value, a state or the loss below this share is allowed, however small the model's own noise
+#: is.
+_OF_GRADIENT = 0.18
 _OF_VALUE = 0.05
 _OF_STATE = 0.1
 _OF_LOSS = 0.015
-#: A gradient that is a smaller part of all gradients is small.
+#: A gradient counts as small if it is a smaller part of all gradients.
 _LEAST_PART = 0.02
-#: So many times the noise is no fault.
+#: A deviation of this many times the noise is allowed.
 _TIMES_NOISE = 6.0
-#: Much noise is allowed fewer times.
+#: Above the first number, only deviations of the second number of times the noise are allowed.
 _MOST_FOR_NOISE = 0.3
 _LEAST_TIMES_NOISE = 3.0
 
-#: Stands for the deviation of a value that is not finite.
+#: The deviation that is used for a value that is not finite.
 WORST = 1e6
 
 
@@ -38,11 +39,11 @@ class Outcome:
 
     loss: float | None = None
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: The changes of the state; of whole numbers, the new values.
+    #: The changes of the state. For whole numbers, the new values.
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    #: By how much the loss changes if the weights are rounded to a precision, as if each rounding had a random sign.
+    #: The change of the loss if the weights are rounded to a precision, as if each rounding had a random sign.
     roundings: dict[torch.dtype, float] = field(default_factory=dict)
 
     @property
@@ -81,12 +82,12 @@ class Outcome:
                 self.returned[f"returned value {place}" if place else "the returned value"] = taken
 
 
-#: What was compared, in words, and how much it deviates.
+#: The deviation of each compared value, by its name in words.
 Deviations = dict[str, float]
 
 
 def deviations(run: Outcome, exact: Outcome) -> Deviations:
-    """Returns how much a run deviates from the one in float32, each value relative to its size."""
+    """Returns the deviations of a run from the run in float32, each relative to the size of the value."""
     with apart():
         return _deviations(run, exact)
 
@@ -108,8 +109,9 @@ def _deviations(run: Outcome, exact: Outcome) -> Deviations:
 
 
 def _with_whole(name: str, part: str, whole: str, known: dict[str, torch.Tensor]) -> list[str]:
-    """Returns the name of a value, and of a part's that of its whole. The gradient of a bias is a sum over the batch
-    and may cancel out, and so may a mean; beside the weight or the variance that is harmless."""
+    """Returns the names of the values that are compared together. A bias is compared together with its weight, and a
+    mean with its variance: the gradient of a bias is a sum over the batch, whose terms may cancel each other, and so
+    may those of a mean. Compared with the weight or the variance, the error of such a sum is harmless."""
     before, _, last = name.rpartition(".")
     other = f"{before}.{last.replace(part, whole)}"
     return [name, other] if other != name and other in known else [name]
@@ -125,14 +127,16 @@ def _of_group(
 
 
 def _least_size(gradients: dict[str, torch.Tensor]) -> float:
-    """Returns the size below which a gradient counts as small: its relative error matters less."""
+    """Returns the size below which a gradient counts as small, so that its relative error matters less."""
     whole = math.sqrt(sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients.values()))
     return _LEAST_PART * whole * min(1.0, math.sqrt(100 / max(1, len(gradients))))
 
 
 def _relative(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:
-    if value is None or value.shape != exact.shape:
-        return 0.0  # the run was another one; what follows from that shows elsewhere
+    if value is not None and value.shape != exact.shape:
+        return 1.0
+    if value is None:  # the run gave no gradient, or changed no state
+        value = torch.zeros_like(exact)
     if not exact.is_floating_point():
         return float((value != exact).float().mean()) if exact.numel() else 0.0
     known = torch.isfinite(exact)
@@ -150,13 +154,14 @@ def _limited(deviation: float) -> float:
 class Tolerances:
     """The deviations from the run in float32 that a healthy run may have."""
 
-    def __init__(self, exact: Outcome, noisy: Sequence[Outcome], to: torch.dtype) -> None:
-        """``noisy``: outcomes with weights that are disturbed by one rounding, to the precision ``to``."""
+    def __init__(self, exact: Outcome, noisy: Sequence[Outcome], to: torch.dtype | None) -> None:
+        """``noisy``: outcomes with weights that are disturbed by one rounding, to the precision ``to``. If ``to`` is
+        None, no weight is rounded."""
         self._noise: Deviations = {}
         for one in noisy:
             for what, deviation in deviations(one, exact).items():
                 self._noise[what] = max(self._noise.get(what, 0.0), deviation)
-        if exact.loss:
+        if exact.loss and to is not None:
             of_rounding = exact.roundings.get(to, 0.0) / abs(exact.loss)
             self._noise["the loss"] = max(self._noise.get("the loss", 0.0), of_rounding)
 
@@ -172,7 +177,7 @@ class Tolerances:
         return max(least, min(_TIMES_NOISE * noise, _MOST_FOR_NOISE), _LEAST_TIMES_NOISE * noise)
 
     def excess(self, found: Deviations) -> Deviations:
-        """Returns each deviation as a multiple of what is allowed."""
+        """Returns each deviation as a multiple of the allowed deviation."""
         return {what: min(one / self.of(what), WORST) for what, one in found.items()}
 
 

@@ -1,7 +1,7 @@
-"""Runs a step several times from the same state, and leaves that state as it was.
+"""Runs a step several times from the same state, and restores that state.
 
-What belongs to the state is found while the step runs for the first time: when a module is called, or a weight is used,
-the outermost module that holds it is recorded, with copies of all its tensors.
+The first run of the step shows what belongs to the state. When a module is called or a weight is used, the outermost
+module that holds it is recorded, with copies of all its tensors.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from habana_mp.reporting.origins import Origin
 
 Step = Callable[[], Any]
 
-#: Attributes of modules of these classes are put back as they were.
+#: The contents of containers of these classes and modules are restored.
 _CONTAINERS = (list, dict, set, deque)
+_OF_PYTHON = ("builtins", "collections")
 #: Attributes of every module that hold its parts.
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
 
-#: So many outputs of outermost modules are compared.
+#: At most this many outputs of outermost modules are compared.
 _MOST_OUTPUTS = 64
 
 
 class _StepEnds(BaseException):
-    """The optimizer's step begins, which a replay leaves out."""
+    """Raised when the optimizer's step begins, since a replay does not run it."""
 
 
 class _AllRandomStates:
@@ -83,25 +84,27 @@ class Replays:
     """The replays of one step."""
 
     def __init__(self, step: Step, *, skipped: int = 0, compares_outputs: bool = False) -> None:
-        """``skipped``: so many steps of optimizers are run as they are before the look begins. ``compares_outputs``:
-        what the outermost modules return is compared if there is no backward."""
+        """``skipped``: the number of optimizers' steps that run unchanged before the examined step.
+        ``compares_outputs``: if true and there is no backward, the results of the outermost modules are compared."""
         self._step = step
         self._skipped = skipped
         self._compares_outputs = compares_outputs
         self._is_looking = False
         self._random = _AllRandomStates()
         self._known: set[int] = set()
-        #: Held, so that no other object gets the identity of one.
+        #: The recorded modules. They are held so that no other object gets the same identity.
         self._modules: list[torch.nn.Module] = []
         self._weights: dict[str, torch.Tensor] = {}
-        #: By identity: the weights that get gradients, and those with the gradients that they had.
+        #: The weights that get gradients, by identity.
         self._noted: dict[int, torch.Tensor] = {}
-        #: By identity: the weights that modules have when the diagnosis begins, each with its module.
+        #: The weights that modules have when the diagnosis begins, each with its module, by identity.
         self._owners: dict[int, tuple[torch.Tensor, torch.nn.Module]] = {}
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._tensors: list[_Tensor] = []
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
+        #: The attributes and buffers of modules, with their names. Attributes with other names are new.
+        self._keys: list[tuple[dict[str, Any], frozenset[str]]] = []
         self._loss: torch.Tensor | None = None
         self._has_gradient = False
         self._roots: set[int] = set()
@@ -109,12 +112,12 @@ class Replays:
 
     @property
     def has_looked(self) -> bool:
-        """True if the last run came to the step that is looked at."""
+        """True if the last run reached the step that is examined."""
         return self._is_looking
 
     @contextmanager
     def from_same_state(self) -> Iterator[None]:
-        """A block after which everything is as before it."""
+        """A block that restores the state at its end."""
         # A step may begin with `zero_grad`, before any module is called.
         owned: list[tuple[Any, Any]] = [(one, module) for module in all_modules() for one in _weights_of(module)]
         try:
@@ -191,7 +194,7 @@ class Replays:
             self._loss = loss.detach()
 
     def _run_backward(self, returned: Any) -> None:
-        """Runs the backward of the loss that the step returned, if the step has not."""
+        """Runs the backward of the loss that the step returned, if the step has not done so."""
         if self._has_gradient:
             return
         loss = _loss_in(returned)
@@ -225,16 +228,29 @@ class Replays:
             if weight.requires_grad:
                 self._note_weight(name, weight)
         for holder in (module._buffers, vars(module)):
+            if not any(one is not None and _is_lazy(one) for one in module._parameters.values()):
+                self._keys.append((holder, frozenset(holder)))
             for key, value in holder.items():
                 if isinstance(value, torch.Tensor) and not _is_lazy(value):
                     self._keep(holder, key, value, f"{path}.{key}")
-                elif isinstance(value, bool | int | float | str | type(None)):
+                elif key not in _OF_TORCH or isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
-                elif type(value) in _CONTAINERS and key not in _OF_TORCH:
-                    self._containers.append((value, copy.copy(value)))
+                    self._keep_contents(value, f"{path}.{key}", frozenset())
+
+    def _keep_contents(self, value: Any, name: str, inside: frozenset[int]) -> None:
+        """Stores a copy of a container's contents."""
+        if not isinstance(value, _CONTAINERS) or type(value).__module__ not in _OF_PYTHON or id(value) in inside:
+            return
+        self._containers.append((value, copy.copy(value)))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in items:
+            if isinstance(one, torch.Tensor):
+                self._keep({}, "", one, f"{name}[{key!r}]")
+            else:
+                self._keep_contents(one, f"{name}[{key!r}]", inside | {id(value)})
 
     def _keep(self, holder: dict[str, Any], key: str, tensor: torch.Tensor, name: str) -> None:
-        """Keeps a copy of a tensor, unless its class has no memory that could be copied back."""
+        """Stores a copy of a tensor, unless its class has no memory into which it could be copied back."""
         if tensor.device.type != "meta":
             with suppress(RuntimeError, NotImplementedError, TypeError):
                 self._tensors.append(_Tensor(holder, key, tensor, name))
@@ -246,9 +262,11 @@ class Replays:
             self._gradients.setdefault(id(weight), (weight, weight.grad))
             weight.grad = None
 
-    def _leaf_is_used(self, tensor: torch.Tensor) -> None:
-        """Notes a weight of a module that was not called, or of none."""
+    def _leaf_is_used(self, tensor: torch.Tensor, is_written: bool) -> None:
+        """Records a weight that belongs to a module that was not called, or to no module."""
         if not self._is_looking or id(tensor) in self._noted:
+            return
+        if is_written and id(tensor) not in self._owners:  # a new tensor that has no values yet
             return
         if id(tensor) in self._owners:
             self._module_begins(self._owners[id(tensor)][1], None)
@@ -269,6 +287,9 @@ class Replays:
         with apart():
             for one in self._tensors:
                 one.restore()
+        for holder, keys in self._keys:
+            for key in holder.keys() - keys:
+                del holder[key]
         for holder, key, value in self._values:
             if key not in holder or holder[key] is not value:
                 holder[key] = value

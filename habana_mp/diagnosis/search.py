@@ -1,7 +1,7 @@
 """The search for the lines that make a step deviate.
 
-The step runs again with one line in float32, for the suspected ones. If no line mends it alone, it runs with several,
-and the set that mends it is made smaller until no line can be left out.
+The step runs again with one line in float32, for each of the most suspected lines. If no single line removes the
+deviation, the step runs with several lines in float32. Their number is then reduced until no line can be left out.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from habana_mp.diagnosis.sites import Line, Site
 
 Progress = Callable[[str], None]
 
-#: Runs with lines in float32, at most; and those with one line.
+#: The largest number of runs with lines in float32, and of runs with a single line.
 _MOST_RUNS = 20
 _MOST_SINGLE = 9
-#: A line in float32 must take away this share of a deviation, and this much beyond what is allowed, to be a finding.
+#: A line is a finding if float32 there reduces a deviation by this share of it, and by this multiple of the allowed
+#: deviation.
 _LEAST_SHARE = 0.2
 _LEAST_EXCESS = 0.5
 
@@ -46,7 +47,8 @@ class Search:
                 mended.append((gain, finding(by_line[line], self._found, after, step)))
             if self._is_mended(after):
                 return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
-        # A line whose inputs were rounded by another one has no error of its own until that one is in float32.
+        # If another line rounded the inputs of a line, the line has no error of its own until the other line is in
+        # float32.
         together = self._together([*lines, *(line for line in by_line if line not in lines)], progress)
         if together is None:
             return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
@@ -59,8 +61,8 @@ class Search:
         return [finding(its, without, after, step, is_one_of=len(found) > 1) for _, its, without in found]
 
     def _together(self, lines: Sequence[Line], progress: Progress) -> tuple[dict[Line, Deviations], Deviations] | None:
-        """Returns lines that mend the step together, each with the deviations without it, and the deviations with all
-        of them; None if even all lines do not mend it."""
+        """Returns lines that together remove the deviation, each with the deviations without it, and the deviations
+        with all of these lines. Returns None if even all lines do not remove the deviation."""
         self._tell(progress, "with all suspected lines in float32")
         after = self._with_exact(lines)
         if not self._is_mended(after):
@@ -95,13 +97,13 @@ class Search:
         return worst(self._tolerances.excess(found)) <= 1
 
     def _with_exact(self, lines: Iterable[Line]) -> Deviations:
-        """Returns how much the step deviates if these lines run in float32."""
+        """Returns the deviations of the step if these lines run in float32."""
         self.count += 1
         return deviations(self._runs.run(RunMode(lines=frozenset(lines)), {}).outcome, self._exact)
 
 
 def _gain(before: Deviations, after: Deviations) -> float:
-    """Returns how much better a run is, or 0 if it is not clearly better."""
+    """Returns the improvement of a run, or 0 if it is not clearly better."""
     gain, is_clear = 0.0, False
     for what, one in before.items():
         other = after.get(what, one)
@@ -111,8 +113,8 @@ def _gain(before: Deviations, after: Deviations) -> float:
 
 
 def ranked(by_line: dict[Line, list[Site]]) -> list[Line]:
-    """Returns the lines that may be at fault, in the order in which they are suspected: first those that made values
-    that are not finite, then by turns the first ones of several orders."""
+    """Returns the suspected lines, the most suspected first. The lines that made values that are not finite come first.
+    Then come the first lines of several orders, then the second lines of these, and so on."""
 
     def total(name: str) -> Callable[[Line], float]:
         return lambda line: sum(abs(getattr(site, name)) for site in by_line[line])

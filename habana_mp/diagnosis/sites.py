@@ -1,4 +1,4 @@
-"""Where operations are called, and what was measured there."""
+"""The places where operations are called, and their measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from habana_mp.reporting.records import short_place
 
 
 class Line(NamedTuple):
-    """An operation at one line of code, in whatever module it runs."""
+    """An operation at one line of code, in any module."""
 
     operation: str
     file: str
@@ -30,30 +30,31 @@ class Line(NamedTuple):
 
 @dataclass(eq=False)
 class Site:
-    """An operation at one line in one module, and the sums of what was measured at its calls."""
+    """An operation at one line in one module, and the sums of the measurements at its calls."""
 
     where: Line
     #: The path of the module, as the report shows it.
     module: str
     calls: int = 0
     dtypes: set[str] = field(default_factory=set)
-    #: Sums of squares: of the local errors, and of the exact values. Then the largest local error.
+    #: The sums of the squares of the local errors and of the exact values, and the largest local error.
     error: float = 0.0
     size: float = 0.0
     largest_error: float = 0.0
-    #: The same for the difference between two runs in float32: of this step, and of this call alone.
+    #: The sums of the squares of the inherited errors and of the exact values. An inherited error is the difference
+    #: between the call in float32 with the step's inputs, and the same call in the step in float32.
     inherited: float = 0.0
     inherited_of: float = 0.0
-    #: The numbers of values that are no floats, and of those that differ.
+    #: The number of values that are not floats, and the number of these that differ.
     counted: int = 0
     changed: int = 0
-    #: The sum of local error times gradient of the loss, and of the squares of these products.
+    #: The sum of the products of local error and gradient of the loss, and the sum of the squares of these products.
     effect: float = 0.0
     effect_squares: float = 0.0
     has_gradient: bool = False
     #: The largest relative error that the backward of a call adds to its gradients.
     gradient_error: float = 0.0
-    #: The smallest and the largest magnitude among the inputs, without zeros.
+    #: The smallest and the largest magnitude of the inputs, without zeros.
     smallest_input: float = float("inf")
     largest_input: float = 0.0
     #: Results that are zero where the exact value is not, and zeros among the gradients of results.
@@ -61,16 +62,16 @@ class Site:
     values: int = 0
     zero_gradients: int = 0
     gradients: int = 0
-    #: The number of the first call that made a value that is not finite of finite inputs, in the order of all calls.
+    #: The number of the first call that made a value that is not finite from finite inputs, counted over all calls.
     born: int | None = None
-    #: "overflow": float32 has a number there. "not finite": float32 has none either.
+    #: "overflow": the value is finite in float32. "not finite": the value is not finite in float32 either.
     birth: str = ""
     #: True if a value that differs goes into a comparison, an index, or an operation whose gradient is zero.
     decides: bool = False
 
     @property
     def local_error(self) -> float:
-        """The size of the local errors, relative to that of the exact values."""
+        """The size of the local errors, relative to the size of the exact values."""
         return _ratio(self.error, self.size)
 
     @property
@@ -85,13 +86,13 @@ def _ratio(error: float, size: float) -> float:
 
 
 class Locator:
-    """Finds the line and the module of the call that runs. Much faster than `origins.here`, for many calls."""
+    """Finds the line and the module of the running call. For many calls it is much faster than `origins.here`."""
 
     def __init__(self) -> None:
         self._call = direct_calls.code_of_calls()
         self._skipped = passed_over()
         self._is_skipped: dict[types.CodeType, bool] = {}
-        #: The path by the running modules, which are held here so that no other object gets the identity of one.
+        #: The path for the running modules. The modules are held so that no other object gets the same identity.
         self._paths: dict[tuple[int, ...], tuple[str, list[Any]]] = {}
 
     def here(self) -> tuple[str, str, int]:

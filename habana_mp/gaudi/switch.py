@@ -1,4 +1,4 @@
-"""Switches the stand-in on, in this process and in processes that it starts."""
+"""Switches the stand-in on in this process and in the processes that it starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from habana_mp.scopes import regions
 
 #: The environment variable that names the device, in this process and in its children.
 VARIABLE = "HABANA_MP_GAUDI"
-#: Gaudi's environment variable for what the import of ``gpu_migration`` does.
+#: Gaudi's environment variable with the same effect as the import of ``gpu_migration``.
 _MIGRATION = "PT_HPU_GPU_MIGRATION"
 #: The key of the stand-in for children of multiprocessing.
 _ENTRY = "habana_mp.gaudi"
@@ -62,13 +62,13 @@ def devices() -> Devices:
 
 
 def switch_on(device: str | None = None) -> None:
-    """Makes ``habana_frameworks`` importable, and ``"hpu"`` lead to a device, from now on in this process.
+    """Makes ``habana_frameworks`` importable, and makes ``"hpu"`` mean a device, from now on in this process.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; None: the device that was chosen before, else the best one.
 
     Raises:
-        ValueError: not a device, or one that is not available here.
+        ValueError: ``device`` is not a device, or is not available here.
         ImportError: the real habana_frameworks is installed.
     """
     if _state.devices is not None:
@@ -78,7 +78,7 @@ def switch_on(device: str | None = None) -> None:
             if _state.tells_children:
                 os.environ[VARIABLE] = str(_state.devices.real)
         return
-    level_of_environment()  # an invalid value raises now
+    level_of_environment()  # raises now if the value is invalid
     real = chosen(device)
     finder = Finder()
     refuse_to_shadow(finder)
@@ -115,7 +115,8 @@ def switch_on(device: str | None = None) -> None:
 
 
 def migrate_from_cuda() -> None:
-    """Makes ``"cuda"``, ``.cuda()`` and ``"nccl"`` lead where ``"hpu"`` does. Does nothing if that is CUDA."""
+    """Makes ``"cuda"``, ``.cuda()`` and ``"nccl"`` mean the device of ``"hpu"``. If that device is CUDA, nothing
+    changes."""
     here = devices()
     if here.real.type == "cuda" or "cuda" in here.names:
         return
@@ -128,7 +129,7 @@ def migrate_from_cuda() -> None:
 
 
 def switch_off() -> None:
-    """Restores torch and Python. Modules of the stand-in that were imported stay."""
+    """Restores torch and Python. Modules of the stand-in that were imported stay imported."""
     while _state.patches:
         _state.patches.pop().uninstall()
     sys.meta_path = [one for one in sys.meta_path if one is not _state.finder]
@@ -161,8 +162,9 @@ class _SwitchedOn:
 
 
 def prepare_children(device: str | None = None) -> None:
-    """Makes processes that this one starts switch the stand-in on: those of multiprocessing before they import the
-    script; others when they import habana_mp, by the environment variable HABANA_MP_GAUDI."""
+    """Makes the processes that this process starts switch the stand-in on. Processes of multiprocessing do so before
+    they import the script. Other processes do so when they import habana_mp, because of the environment variable
+    HABANA_MP_GAUDI."""
     if not _state.tells_children:
         _state.variable_before = os.environ.get(VARIABLE)
         _state.tells_children = True

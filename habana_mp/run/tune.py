@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ def main(words: Sequence[str]) -> int:
     given, command, is_module = parsed(parser, words, "tune")
     check = _Check(given.check)
     try:
-        check(1.0, 1.0)
+        check.try_out()
         preset_named(given.preset)
         Script(command, is_module=is_module).check()
-    except (ValueError, OSError) as error:
+    except (_WrongCheckError, ValueError, OSError) as error:
         parser.error(str(error))
     if given.workers > 1 and given.metric_file:
         parser.error(
@@ -61,7 +62,7 @@ def main(words: Sequence[str]) -> int:
             found = tuned_by(
                 runner, check, seeds=given.seeds, budget=given.budget, path=None if path is None else Path(path)
             )
-        except (ScriptFailedError, ValueError) as error:
+        except (_WrongCheckError, ScriptFailedError, ValueError) as error:
             print(f"habana-mp: {error}", file=sys.stderr)
             return 1
     print(found)
@@ -120,6 +121,10 @@ def _seconds(word: str) -> float:
     return seconds
 
 
+class _WrongCheckError(Exception):
+    """The text of --check is not an expression over `value` and `exact`."""
+
+
 class _Check:
     """An expression over `value` and `exact`."""
 
@@ -128,9 +133,23 @@ class _Check:
 
     def __call__(self, value: Any, exact: Any) -> bool:
         try:
+            return self._evaluated(value, exact)
+        except (ArithmeticError, ValueError) as error:
+            raise ValueError(
+                f"--check {self._text!r} has no result for the value {value!r}, in float32 {exact!r}: {error}"
+            ) from None
+
+    def try_out(self) -> None:
+        """Raises _WrongCheckError if it is no expression over `value` and `exact`."""
+        for value, exact in ((1.0, 2.0), (2.0, 1.0)):
+            with suppress(ArithmeticError, ValueError):
+                self._evaluated(value, exact)
+
+    def _evaluated(self, value: Any, exact: Any) -> bool:
+        try:
             return bool(eval(self._text, {"__builtins__": {}, **_FUNCTIONS}, {"value": value, "exact": exact}))
         except (SyntaxError, NameError, TypeError, AttributeError) as error:
-            raise ValueError(
+            raise _WrongCheckError(
                 f'--check must be an expression over `value` and `exact`, as "value <= exact * 1.01"; got '
                 f"{self._text!r}: {error}"
             ) from None

@@ -1,4 +1,4 @@
-"""What may be kept in float32: the operations that ran in lower precision, and their modules."""
+"""The lines that a tuning may put into float32: the operations that ran in lower precision, and their modules."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.remedies import rules_for
 
-#: More modules than this are not told apart.
+#: An operation that runs in more modules than this gets no lines for single modules.
 _MOST_MODULES = 400
 
 
 class Candidates:
-    """The lines of lists that may be needed, those suspected most first."""
+    """The lines of lists that may be needed, the most suspected first."""
 
     def __init__(self, rows: Iterable[Row], sites: Sequence[Site]) -> None:
-        """``rows``: the calls of a run, by module. ``sites``: what a diagnosis of its first step measured, maybe
-        nothing."""
+        """``rows``: the calls of a run, by module. ``sites``: the sites that a diagnosis of its first step measured;
+        may be empty."""
         self._rows = [row for row in rows if row.is_lower and _may_be_listed(row.operation)]
         by_line: dict[Line, list[Site]] = {}
         for site in sites:
@@ -37,8 +37,8 @@ class Candidates:
         return sorted(calls, key=lambda one: (self._rank_of_operation.get(one, last), -calls[one], one))
 
     def in_modules(self, operations: Sequence[str]) -> list[str]:
-        """Returns lines that name these operations in each of their modules. An operation that also runs outside of
-        modules is named alone too, as the last resort."""
+        """Returns lines that name these operations in each of their modules. For an operation that also runs outside of
+        modules, the last lines contain its name alone."""
         last = len(self._rank)
         found: dict[str, tuple[int, str]] = {}
         for operation in operations:

@@ -1,4 +1,4 @@
-"""Runs of a user's function under rules, with their values and times, which a file keeps."""
+"""Runs of a user's function under rules. A file stores their values and times."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from habana_mp.reporting.records import Row
 
 FORMAT, VERSION = "habana-mp tuning", 1
 
-#: Stands for the run in float32 in the file.
+#: The name of the run in float32 in the file.
 _FLOAT32 = "float32"
 
-#: The rules of a run; None: everything in float32.
+#: The rules of a run. None means that everything runs in float32.
 Rules = tuple[str, ...] | None
 
 Check = Callable[[Any, Any], Any]
@@ -31,22 +31,23 @@ class OutOfTimeError(Exception):
 
 
 class Runner(Protocol):
-    """Runs what is tuned."""
+    """Runs the function or the script that is tuned."""
 
     preset: str
     #: The name of the lower precision.
     lower: str
-    #: How many runs may be made at the same time.
+    #: The largest number of runs at the same time.
     workers: int
 
     def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
         """Returns the value of a run with these lines in float32, and its seconds."""
 
     def rows(self, rules: Rules, seed: int) -> Sequence[Row]:
-        """Returns what ran in which precision in a run, by module."""
+        """Returns the calls of a run with their precisions, by module."""
 
     def sites(self, seed: int) -> Sequence[Site]:
-        """Returns what a diagnosis measures in the first step of a run; nothing if it cannot look at it."""
+        """Returns the sites that a diagnosis measures in the first step of a run; none if it cannot examine the
+        step."""
 
 
 class Configurations:
@@ -62,7 +63,7 @@ class Configurations:
         path: Path | None,
         progress: Callable[[str], None],
     ) -> None:
-        """``path``: a file of the same preset and precision, which is continued, or a new one."""
+        """``path``: a new file, or one of a tuning with the same preset and precision, which is continued."""
         self._runner, self._check, self._seeds = runner, check, tuple(seeds)
         self._end = None if budget is None else time.monotonic() + budget
         self._about = {"preset": runner.preset, "dtype": runner.lower}
@@ -100,7 +101,7 @@ class Configurations:
         return self._known[_key(rules, seed)]
 
     def _run(self, rules: Rules, seeds: Sequence[int]) -> None:
-        """Runs a configuration with those seeds whose results are not known, some at the same time."""
+        """Runs a configuration with each seed whose result is not known yet, several at the same time."""
         missing = [seed for seed in seeds if _key(rules, seed) not in self._known]
         if not missing:
             return
@@ -164,7 +165,7 @@ def _key(rules: Rules, seed: int) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """Returns a value as JSON has it. Numbers that are not finite become text."""
+    """Returns a value in a form that JSON can store. Numbers that are not finite become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"not finite": repr(value)}
     try:

@@ -9,12 +9,13 @@ _T = TypeVar("_T")
 
 
 def minimal_set(candidates: Sequence[_T], passes: Callable[[tuple[_T, ...]], bool]) -> list[_T] | None:
-    """Returns candidates with which the check passes, and none of which can be left out; None if it does not pass with
-    all of them.
+    """Returns candidates with which the check passes, and of which it needs each one. Returns None if the check fails
+    even with all candidates.
 
-    The candidates that are suspected most stand first. One is found by halving: the last one of the shortest beginning
-    that passes. Then the same is done before it, until what was found passes alone. At the end each is left out once
-    more. This takes at most 2 k log2(n) + k calls for k of n, not counting the first with none and the one with all.
+    The most suspected candidates must come first. The shortest beginning of the sequence that passes is found by
+    halving, and its last candidate is needed. Then the same is done with the candidates before it, until the found
+    candidates pass alone. At the end the check is called once without each of them. To find k of n candidates takes at
+    most 2 k log2(n) + k calls, in addition to the first calls with no candidate and with all.
     """
     if passes(()):
         return []

@@ -1,4 +1,4 @@
-"""Tuning: the lists with which a training or an evaluation is as good as in float32, and as fast as possible."""
+"""Tuning: finds lists with which a training or an evaluation is as good as in float32, and as fast as possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from habana_mp.tuning.tuned import Tuned
 
 Run = Callable[[int], Any]
 
-#: An operation is slower in lower precision if it takes so many times as long, and this share of the run.
+#: An operation counts as slower in lower precision if it takes this many times as long as in float32, and more than
+#: this share of the run.
 _SLOWER = 1.15
 _LEAST_SHARE = 0.01
 #: The run must become faster by this factor to keep operations in float32 for speed.
@@ -47,25 +48,27 @@ def tune(
     preset: str = "hmp-default",
     dtype: torch.dtype | str = torch.bfloat16,
 ) -> Tuned:
-    """Finds lists with which a run is as good as in float32: few operations in float32, none of which can be left out.
+    """Finds lists with which a run is as good as in float32, and with as few operations in float32 as possible.
 
-    The run is made in float32, then with all that the preset lowers. If its value is not good enough, operations are
-    kept in float32, first everywhere and then in single modules, until it is, and each is left out once more to see if
-    it is needed.
+    ``run`` is called in float32, and then with everything lowered that the preset lowers. If the value is not good
+    enough, operations are put into float32 until it is, first everywhere and then in single modules. At the end each of
+    them is left out once, to find out if it is needed.
 
     Args:
         run: ``run(seed)`` sets the seed, trains or evaluates, and returns a value. It must not convert.
-        check: ``check(value, exact)`` says if a value is good enough; ``exact`` is that of float32 with the same seed.
-        seeds: Each configuration must be good enough with each of them.
-        budget: The seconds after which no other run begins. The best result so far is returned.
-        path: A file that keeps the values of all runs. Another call with it continues where the last one stopped.
+        check: ``check(value, exact)`` returns whether a value is good enough; ``exact`` is the value in float32 with
+            the same seed.
+        seeds: A configuration must be good enough with each of them.
+        budget: The number of seconds after which no new run begins. Then the best result so far is returned.
+        path: A file that stores the values of all runs. Another call with the same file continues where the last one
+            stopped.
         preset: The lists to start from.
         dtype: The lower precision.
 
     Raises:
         RuntimeError: a conversion is in force, or ``run`` makes one.
-        ValueError: unknown presets or precisions, no seeds, or a file of another tuning.
-        TypeError: ``run`` or ``check`` cannot be called, or values that ``path`` cannot hold.
+        ValueError: an unknown preset or precision, no seeds, or a file of another tuning.
+        TypeError: ``run`` or ``check`` cannot be called, or ``path`` cannot store a value.
     """
     for name, function in (("run", run), ("check", check)):
         if not callable(function):
@@ -138,7 +141,7 @@ class _RunsHere:
 
 
 class _Tuning:
-    """The search."""
+    """The search for the lists, and its result."""
 
     def __init__(self, runner: Runner, configurations: Configurations, seeds: Sequence[int]) -> None:
         self._runner, self._configurations, self._seeds = runner, configurations, seeds
@@ -210,7 +213,7 @@ class _Tuning:
 
 
 def _seconds_of(rows: Sequence[Row]) -> dict[str, float]:
-    """Returns the time of the operations, with that of their casts."""
+    """Returns the time of each operation, including its casts."""
     found: dict[str, float] = {}
     for row in rows:
         if row.seconds is not None:

@@ -16,17 +16,17 @@ from habana_mp.policy.presets import preset_named
 class Tuned:
     """The result of :func:`tune`."""
 
-    #: The lines that are kept in float32 for accuracy, as ``convert(rules=...)`` takes them.
+    #: The lines that run in float32 for accuracy, in the form of ``convert(rules=...)``.
     rules: dict[str, str] = field(hash=False)
-    #: The lines that are kept in float32 because they are slower in lower precision here.
+    #: The lines that run in float32 because they are slower in lower precision on this machine.
     faster: dict[str, str] = field(hash=False)
     #: True if the value is good enough with each seed.
     passed: bool
     #: The number of configurations that were run.
     runs: int
-    #: The time of a run in float32, divided by that of the result.
+    #: The time of a run in float32, divided by the time of a run with the result.
     speedup: float
-    #: By seed: the value in float32, and the value of the result.
+    #: For each seed: the value in float32, and the value with the result.
     values: dict[int, tuple[Any, Any]] = field(hash=False)
     #: True if no line could be left out; False if the budget was spent before that was known.
     is_minimal: bool = True
@@ -54,8 +54,8 @@ class Tuned:
         return f"<Tuned with {len(self.rules)} rules; print() shows them>"
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes ``bf16.txt`` (``fp16.txt`` for float16) and ``fp32.txt`` into a folder, which is made if it is
-        missing. Each tuned line has its reason before it. Pass the files to :func:`convert`."""
+        """Writes ``bf16.txt`` (``fp16.txt`` for float16) and ``fp32.txt`` into a folder, which is created if it is
+        missing. The line before each tuned line contains its reason. Pass the files to :func:`convert`."""
         write_lists(folder, self.preset, self.dtype, self.rules, self.faster)
 
 

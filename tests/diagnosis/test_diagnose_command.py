@@ -65,6 +65,35 @@ def _diagnosed(*words: str) -> int:
     return cli.main(["diagnose", *words])
 
 
+HEALTHY = """
+import torch, torch.nn.functional as F
+from torch import nn
+from habana_mp import hmp
+
+torch.manual_seed(1)
+for size in (256, 64, 16):  # memory with these values is used again
+    torch.full((size,), 1e4)
+net = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.SiLU(), nn.LayerNorm(64), nn.Linear(64, 16))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    loss = F.mse_loss(net(torch.randn(64, 16)), torch.randn(64, 16))
+    optimizer.zero_grad()
+    loss.backward()
+    with hmp.disable_casts():
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("step", ["1", "3"])
+def test_a_healthy_script_has_no_finding_in_any_step(
+    step: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(HEALTHY)
+    assert _diagnosed("--preset", "hmp-default", "--step", step, "--report", "found.json", str(script)) == 0
+    assert capsys.readouterr().out.startswith("Healthy")
+    assert not [one for one in json.loads((script.parent / "found.json").read_text())["excess"] if "(weight" in one]
+
+
 def test_the_line_is_named_and_the_report_is_written(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _diagnosed("--preset", "hmp-default", "--step", "2", "--report", "found.json", str(script)) == 1
     shown = capsys.readouterr().out

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,74 @@ def test_an_operation_with_its_own_keywords_is_looked_at() -> None:
     (finding,) = hmp.diagnose(step).findings
     assert finding.operation == "linalg_vector_norm"
     assert finding.kind == "underflow"
+
+
+class Remembering(nn.Module):
+    """A model that makes values in its first forward, and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 4)
+        self.tables: dict[str, Any] = {"inner": {}}
+        self.averages = [torch.zeros(4)]
+        self.seen: Counter[str] = Counter()
+        self.pair = (0, 1)
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "angles"):
+            self.angles = t[:, None] * torch.linspace(0.1, 1.0, 16)  # planted
+        inner = self.tables["inner"]
+        if "waves" not in inner:
+            inner["waves"] = torch.cat([self.angles.float().sin(), self.angles.float().cos()], -1)
+        self.seen["calls"] += 1
+        self.pair = (self.pair[1], sum(self.pair))
+        y = self.head(inner["waves"])
+        with torch.no_grad():
+            self.averages[0] += y.float().mean(0)
+        return y
+
+
+def test_what_the_first_forward_makes_and_keeps_is_made_in_each_run_and_gone_afterwards() -> None:
+    torch.manual_seed(0)
+    model, t, y = Remembering(), 1000 * torch.rand(64), torch.randn(64, 4)
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: F.mse_loss(model(t).float(), y))
+    assert found.findings[0].line == Remembering.forward.__code__.co_firstlineno + 2
+    assert not hasattr(model, "angles")
+    assert model.tables == {"inner": {}}
+    assert model.averages[0].tolist() == [0, 0, 0, 0]
+    assert (model.seen, model.pair) == (Counter(), (0, 1))
+
+
+def test_a_returned_value_of_another_shape_is_not_healthy() -> None:
+    t = torch.arange(1000.0)
+    hmp.convert(**LOWER)
+    (finding,) = hmp.diagnose(lambda: torch.unique(t * 1.0)).findings
+    assert finding.operation == "__mul__"
+
+
+def test_weights_in_float32_add_nothing_to_the_noise() -> None:
+    torch.manual_seed(0)
+    layers, x, y = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), torch.rand(64, 64), torch.randn(64, 64)
+    for one in layers:
+        nn.init.uniform_(one.weight, -0.3, 0.3)
+
+    def step() -> torch.Tensor:
+        z = x
+        for one in layers:
+            z = torch.sin(30.0 * one(z))
+        return F.mse_loss(z.float(), y)
+
+    hmp.convert(**{**LOWER, "rules": {"mul": "lower", "linear": "fp32"}})
+    assert [one.operation for one in hmp.diagnose(step).findings] == ["__rmul__"]
+
+
+def test_a_step_may_begin_under_vmap() -> None:
+    torch.manual_seed(0)
+    layer, x, y = nn.Linear(8, 8), torch.randn(16, 8), torch.randn(16, 8)
+    hmp.convert(preset="recommended")
+    found = hmp.diagnose(lambda: F.mse_loss(torch.func.vmap(lambda one: layer(one * 2.0))(x).float(), y))
+    assert found.findings == ()
 
 
 def test_what_a_step_returns_beside_the_loss_is_compared() -> None:

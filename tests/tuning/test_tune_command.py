@@ -74,6 +74,13 @@ def test_the_metric_may_stand_in_a_file_and_the_seed_in_a_variable(
     assert "No line is needed in float32" in capsys.readouterr().out
 
 
+def test_an_expression_without_a_result_for_a_value_is_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("print('mse: 1.0')")
+    check = "(value - exact) / (1 - exact) < 0.1"
+    assert _tuned("--metric", "mse", "--check", check, "--seeds", "0", str(script)) == 1
+    assert "has no result for the value 1.0, in float32 1.0: float division by zero" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("metric", "code", "words"),
     [
