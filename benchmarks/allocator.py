@@ -1,11 +1,11 @@
-"""The cost of memory in a training step: with the C library's malloc as it is, and set to keep all its memory.
+"""Measures the cost of memory in a training step, with malloc's ordinary settings, and set to keep all its memory.
 
     python benchmarks/allocator.py [--only CASE[,CASE]] [--quick] [--threads N | --busy]
 
-torch's allocator on a CPU is the C library's. It returns a large block to Linux when the block is freed, and gets the
-next one from there, page by page. Each contender of benchmarks/models.py runs in processes of its own, with and without
-the settings, in turn, round after round; `hmp, none kept` is `hmp.convert(reuse_memory=False)`. A ratio above 1 means
-faster with the settings.
+On a CPU torch uses the allocator of the C library. It returns a large block to Linux when the block is freed, and gets
+the next large block from Linux page by page. Each contender of benchmarks/models.py runs in processes of its own, with
+and without the settings, in turn, round after round; `hmp, none kept` is `hmp.convert(reuse_memory=False)`. A ratio
+above 1 means that the step is faster with the settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 46), "MAL
 def faults_of_a_step(contender: Elsewhere) -> float:
     before, steps = contender.page_faults(), 3
     contender.time(steps)
-    return (contender.page_faults() - before) / (steps + 1)  # one step is not timed
+    return (contender.page_faults() - before) / (steps + 1)  # one more step runs before the timed ones
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
-"""Trains every architecture of transformers, small, under the default lists, and compares it with FP32.
+"""Trains a small model of every architecture of transformers under the default lists, and compares it with FP32.
 
     python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE] [--ways WAY,...]
 
-Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close means a loss within
-2 % of FP32's and gradients with a cosine over 0.98 to FP32's. The output has each failure, each architecture that is
-not close, and the counts. The exit status is 1 if anything fails that trains in FP32. --all also prints what does not
-train in FP32. The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"),
-"autocast", and each preset. --findings records lines, prints each finding about wrong results, and counts the findings
-of each kind. None about wrong results is expected, since these models are healthy. --guard checks all calls
-(`guard=1.0`), prints each warning of the guard, and counts them; none is expected either.
+Each model is trained for one step in FP32, converted, and under torch.autocast, from the same weights. Close means a
+loss within 2 % of FP32's and gradients with a cosine over 0.98 to FP32's. The output has each failure, each
+architecture that is not close, and the counts. The exit status is 1 if a model fails that trains in FP32. --all also
+prints the models that do not train in FP32. The ways are "recommended", "hmp" (the default lists), "within" (these with
+within="modules"), "autocast", and each preset. --findings records lines, prints each finding about wrong results, and
+counts the findings of each kind. No finding about wrong results is expected, since these models are healthy. --guard
+checks all calls (`guard=1.0`), prints each warning of the guard, and counts them; no warning is expected either.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def sweep(
     found: collections.Counter[str] | None = None,
     alarms: collections.Counter[str] | None = None,
 ) -> None:
-    """Trains one architecture in FP32 and in each way, prints what is wrong, and counts; findings if `found` is given,
-    and warnings of the guard if `alarms` is."""
+    """Trains one architecture in FP32 and in each way, prints the failures, and counts. Counts findings if `found` is
+    given, and warnings of the guard if `alarms` is given."""
     name = f"{kind} {model_type}"
     try:
         with limited_to(SECONDS):
@@ -173,7 +173,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # A model that needs more memory than this fails, and the others go on.
+    # A model that needs more memory than this fails, and the other models still run.
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     titles = options.ways.split(",")
     columns = ["FP32", *[column for title in titles for column in (title, f"close {title}")], "no step"]

@@ -1,4 +1,4 @@
-"""The cost of one call, for operations that all contenders lower: torch.autocast, hmp.convert, Python functions.
+"""Measures the cost of one call of operations that all contenders lower: torch.autocast, hmp.convert, Python functions.
 
 python benchmarks/calls.py [--quick]
 
@@ -31,7 +31,7 @@ def operations(activation: torch.Tensor, image: torch.Tensor):
 
 
 def cases():
-    """Yields for each case what is cast, whether autograd tracks the call, and the operation's name and call."""
+    """Yields for each case the casts in words, true if autograd tracks the call, and the operation's name and call."""
     for case, dtype in (("no cast", torch.bfloat16), ("one activation cast", torch.float32)):
         for grad in (False, True):
             # an activation is not a leaf: it is the result of another operation
@@ -73,10 +73,10 @@ class Repeated(torch.nn.Module):
 
 
 def beside_rules(x: torch.Tensor):
-    """Yields names and calls, to be made in a module beside one that rules name."""
+    """Yields names and calls. They are made in a module while rules name another module."""
     lowered, weight, module = x.bfloat16(), torch.randn(16, 16).bfloat16(), torch.nn.Identity()
     yield "F.linear", lambda: F.linear(lowered, weight)
-    yield "torch.floor", lambda: torch.floor(x)  # no list of the preset names it, but `*` means it
+    yield "torch.floor", lambda: torch.floor(x)  # no list of the preset names it, but `*` includes it
     yield "a module", lambda: module(None)
 
 
@@ -91,8 +91,8 @@ RULED = {
 
 
 def added(ours: Contender, plain: Contender) -> float:
-    """Returns the difference in nanoseconds, from the shortest rounds: other load on the machine can only add, and the
-    difference is small."""
+    """Returns the difference in nanoseconds of the shortest rounds. Other load on the machine can only make a round
+    longer, and the difference is small."""
     return (min(ours.seconds) - min(plain.seconds)) * 1e9
 
 
@@ -173,7 +173,8 @@ def main() -> None:
 
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "casts.log"
-        # The added time does not depend on the operation; beside an operation of 2000 ns it would drown in noise.
+        # The added time does not depend on the operation. With an operation of 2000 ns it would be smaller than the
+        # noise.
         for name, call in (("torch.t(x)", function), ("x.t()", method), ("x.mul_(y)", with_argument)):
             plain = Contender("plain", call)
             disabled = Contender("disabled", call, converted_but_disabled)

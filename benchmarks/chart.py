@@ -1,4 +1,4 @@
-"""A bar chart as SVG: groups of horizontal bars around 1, each with its spread."""
+"""Draws a bar chart as SVG: groups of horizontal bars around 1, each with its spread."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
     python benchmarks/device.py --device cuda [--short] [--only PART[,PART]]
 
-The device is any that torch supports: cpu, cuda, xpu, hpu, mps. The script makes each call of a list on the CPU and on
-the device, under the same lists of operations. It compares the decisions, which the report gives, and compares the
-results with those of float32 on the CPU. It trains small networks in float32, under torch.autocast and under this
-package, saves them and loads them. It times calls, steps and a decoder beside torch.autocast. It needs only torch and
-this package, and takes several minutes, with ``--short`` less than one. The exit status is 1 if a verdict is `WRONG`.
+The device may be any that torch supports: cpu, cuda, xpu, hpu, mps. The script makes each call of a list on the CPU and
+on the device, under the same lists of operations. It compares the decisions, which it reads from the report, and it
+compares the results with those of float32 on the CPU. It trains small networks in float32, under torch.autocast and
+under this package, saves them and loads them. It times calls, steps and a decoder, in comparison with torch.autocast.
+It needs only torch and this package. It takes several minutes, or less than one minute with ``--short``. The exit
+status is 1 if a verdict is `WRONG`.
 
 A verdict is `ok`, `other kernels` (the decisions differ since the devices have different kernels, rule 8), `not here`
 (the device cannot do it without this package either), or `WRONG`.
@@ -39,7 +40,7 @@ from habana_mp import hmp, optim
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
-#: The largest error of a result in this precision, relative to its largest number: a few roundings.
+#: The largest allowed error of a result in this precision, relative to its largest number: a few roundings.
 TOLERANCE = {BF16: 4e-2, FP16: 5e-3, FP32: 2e-4}
 #: Reasons that depend on the kernels of a device.
 OF_KERNELS = {"no_kernel", "sums", "slower"}
@@ -47,7 +48,7 @@ OF_KERNELS = {"no_kernel", "sums", "slower"}
 
 @dataclass
 class Table:
-    """The rows that are printed at the end, and the number of wrong ones."""
+    """The rows that are printed at the end, and the number of wrong rows."""
 
     rows: list[tuple[str, ...]] = field(default_factory=list)
     wrong: int = 0
@@ -293,7 +294,8 @@ def on(device: torch.device, call: Call) -> tuple[list[Tensor], Decisions]:
     result = call.function(*inputs)
     found = [result]
     if records:
-        # Every element has another weight: the gradient of a plain sum of normalized values is zero, but for rounding.
+        # Every element has another weight, since the gradient of a plain sum of normalized values is zero except for
+        # rounding.
         of_total = torch.float32 if device.type == "mps" else torch.float64
         total = (result.to(of_total) * normal(*result.shape, seed=9).to(device, of_total)).sum()
         wanted = [one for one in inputs if one.requires_grad]
@@ -336,7 +338,7 @@ def compare_calls(table: Table, device: torch.device, dtype: torch.dtype, option
                 continue
             try:
                 beside, expected = on(cpu, call)
-            except Exception as error:  # the CPU has no kernel: nothing to compare with
+            except Exception as error:  # the CPU has no kernel, so there is nothing to compare with
                 table.add(part, call.name, f"on the CPU: {first_line(error)}", words(decided), "other kernels")
                 beside, expected = there, decided
         lowered = any(to == NAMES[dtype] for _, to, _, _ in decided)
@@ -411,7 +413,8 @@ def compare_transfer(table: Table, part: str, device: torch.device, x: Tensor) -
 
 
 def again(device: torch.device) -> float:
-    """Returns the largest error of a repeated computation: a device other than the CPU may choose another kernel."""
+    """Returns the largest allowed error of a repeated computation, since a device other than the CPU may choose another
+    kernel."""
     return 0.0 if device.type == "cpu" else 1e-2
 
 
@@ -529,7 +532,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
 
 @dataclass
 class Way:
-    """A way to train: the state of the whole training, that of each forward, and whether losses are scaled."""
+    """A way to train: the state of the whole training, the state of each forward, and true if losses are scaled."""
 
     all_the_while: Callable[[], AbstractContextManager[Any]] = nullcontext
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -542,7 +545,7 @@ def lists_of(device: torch.device) -> str:
 
 
 def ways(device: torch.device, dtype: torch.dtype) -> dict[str, Way]:
-    """Returns torch.autocast, and this package with its default lists and with autocast's."""
+    """Returns torch.autocast, and this package with its default lists and with the lists of autocast."""
     name, scales = NAMES[dtype], dtype is FP16
     return {
         f"autocast, {name}": Way(forward=lambda: torch.autocast(device.type, dtype=dtype), scales=scales),
@@ -622,7 +625,7 @@ def compare_training(table: Table, device: torch.device, dtypes: list[torch.dtyp
 
 
 def compare_weights(table: Table, device: torch.device, dtype: torch.dtype, steps: int) -> None:
-    """Saves and loads weights, and changes them in several ways; the casts must follow."""
+    """Saves and loads weights, and changes them in several ways. The casts must change with them."""
     part = f"weights, {NAMES[dtype]}"
     way = Way(lambda: converted(dtype=dtype), scales=dtype is FP16)
     x = words_batch(0)[0].to(device)
@@ -837,7 +840,7 @@ def main() -> int:
     parts = options.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only takes {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
-    warnings.simplefilter("ignore")  # the table shows what is wrong
+    warnings.simplefilter("ignore")  # the table shows all problems
     device = torch.device(options.device)
     if device.type == "hpu":
         importlib.import_module("habana_frameworks.torch")  # registers the device with torch

@@ -1,11 +1,11 @@
-"""Diagnoses a healthy step of every architecture of transformers, small: there should be no finding.
+"""Diagnoses a healthy step of a small model of every architecture of transformers. No finding is expected.
 
     python benchmarks/diagnosed.py [--kinds causal,masked,...] [--only TYPE] [--presets recommended,hmp-default]
     python benchmarks/diagnosed.py --cost
 
-Prints each architecture with a finding, or that deviates from float32 by more than its own noise, and the counts. With
---all it prints the largest deviation of each, as a multiple of what is allowed. --cost measures the time and the memory
-of a diagnosis instead, as multiples of those of the step.
+Prints the counts, and each architecture that has a finding or deviates from float32 by more than its own noise. With
+--all it prints the largest deviation of each architecture, as a multiple of the allowed deviation. --cost instead
+measures the time and the memory of a diagnosis, as multiples of those of the step.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ COSTS = {"bert": bert, "llama": llama}
 
 
 def measure(name: str, what: str) -> None:
-    """Prints the seconds and the peak of memory in bytes, above that of the model, of what is measured."""
+    """Measures a step or a diagnosis. Prints its seconds, and the bytes of its peak of memory above the model's
+    memory."""
     step = COSTS[name]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with converted(preset="recommended"):

@@ -2,11 +2,9 @@
 
     python benchmarks/forked.py [--threads N] [--rounds N] [--small]
 
-A decoder of 110 M parameters decodes tokens. Parent and child take
-turns, so that other load on the machine slows both. The result is the
-median over all rounds of the median token of a round. The parent has
-run torch on its threads before it forks. The exit status is 1 if
-the child's token takes over 5 % more.
+A decoder of 110 M parameters decodes tokens. Parent and child take turns, so that other load on the machine slows both.
+The result is the median over all rounds of the median time of a token in a round. The parent has used torch with its
+threads before it forks. The exit status is 1 if a token takes over 5 % longer in the child.
 """
 
 from __future__ import annotations

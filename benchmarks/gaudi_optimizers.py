@@ -1,10 +1,11 @@
-"""The optimizers, the clipping and the moving average of the stand-in for Gaudi, against torch's own or a plain loop.
+"""Compares optimizers, clipping and moving average of the stand-in for Gaudi with torch's own or with a plain loop.
 
     python benchmarks/gaudi_optimizers.py [--rounds N] [--threads N] [--only NAME]
 
-30 M parameters on the CPU, in weights with the sizes of a language model's and of a ResNet's. The peer is torch's fused
-function, if it has one, else the loop over weights that one would write. All contenders step in turn, round after
-round; a ratio is the peer's time over ours in the same round, the median of all rounds: above 1 the stand-in is faster.
+There are 30 M parameters on the CPU, in weights with the sizes of a language model and of a ResNet. The peer is torch's
+fused function, if there is one, else a plain loop over the weights. All contenders step in turn, round after round. A
+ratio is the time of the peer divided by the time of the stand-in in the same round, and the result is the median of all
+rounds. Above 1 the stand-in is faster.
 """
 
 from __future__ import annotations

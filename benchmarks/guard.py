@@ -1,9 +1,10 @@
-"""The cost of the guard: a step of BERT or a token of a decoder with guard=True, over the same without.
+"""Measures the cost of the guard: the time of a step of BERT or a token of a decoder with and without guard=True.
 
     python benchmarks/guard.py [--rounds N]
 
-One process, one thread, and the thread's time. A ratio of 1.01 means 1 % longer. In each round some steps run without
-the guard, with it, and without it again: it checks 1 % of the calls, so one step says little. It takes some minutes.
+It uses one process and one thread, and measures the thread's time. A ratio of 1.01 means that the guard makes it 1 %
+longer. In each round some steps run without the guard, with it, and without it again. Since the guard checks 1 % of the
+calls, a single step would mean little. It takes some minutes.
 """
 
 from __future__ import annotations

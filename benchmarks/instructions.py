@@ -1,11 +1,10 @@
-"""The instructions of one call, counted by callgrind for the calls of calls.py. Other load does not change them.
+"""Counts the instructions of one call by callgrind, for the calls of calls.py. Other load does not change the counts.
 
     python benchmarks/instructions.py [--steps] [--rules]
 
-Takes less than a minute; needs valgrind and a C compiler. The emulated
-processor has AVX2, so kernels that need more are not counted. --steps
-counts the shortest training steps of models.py instead, --rules
-calls in a module beside one that rules name.
+Takes less than a minute; needs valgrind and a C compiler. The emulated processor has AVX2, so kernels that need more
+are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, and --rules counts
+calls in a module while rules name another module.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Counting:
         self.marks.begin()
 
     def count(self, call: Callable[[], object], calls: int, case: str, state: str) -> None:
-        """Counts the instructions of so many calls, after some that are not counted."""
+        """Counts the instructions of this many calls, after some calls that are not counted."""
         for _ in range(max(10, calls // 20)):
             call()
         self.marks.zero()

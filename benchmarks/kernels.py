@@ -1,12 +1,12 @@
-"""The casts against torch's `copy_`, ml_dtypes' and NumPy's `astype`, and the memory's own speed, into given memory.
+"""Compares casts into given memory with torch's `copy_`, `astype` of ml_dtypes and NumPy, and the memory's own speed.
 
     python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic|bypass] [--threads N]
 
-All contenders cast the same arrays in turn, round after round. A ratio is the other's time over ours in the same round,
-the median of all rounds: above 1 the package is faster. The memory's own speed is that of a copy of as many bytes,
-plain and with stores that bypass the caches ("nt"). Since writing and reading are not equally fast, there is also the
-speed of a loop that reads and writes as much as the cast does, and does nothing else ("shares"). Needs a C compiler for
-these.
+All contenders cast the same arrays in turn, round after round. A ratio is the time of the other contender divided by
+the time of the package in the same round, and the result is the median of all rounds. Above 1 the package is faster.
+The memory's own speed is the speed of a copy of as many bytes, plain and with stores that bypass the caches ("nt").
+Since writing and reading are not equally fast, there is also a loop that reads and writes as much as the cast does, and
+does nothing else ("shares"). These need a C compiler.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def random_array(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def tensor_of(array: Array, dtype: str) -> torch.Tensor:
-    """Returns a tensor over the same memory: beyond the caches, the pages of an array affect the speed most."""
+    """Returns a tensor that uses the same memory. For arrays larger than the caches, the pages of an array affect the
+    speed most."""
     integers = {2: np.int16, 4: np.int32}
     return torch.from_numpy(array.view(integers[array.itemsize])).view(TORCH[dtype])
 
@@ -70,7 +71,7 @@ def aligned(size: int) -> Array:
 
 
 def shares_of(source: str, target: str) -> tuple[int, int]:
-    """Returns the ratio of what a cast reads and what it writes, in whole numbers."""
+    """Returns the ratio of the bytes that a cast reads and the bytes that it writes, in whole numbers."""
     sizes = NUMPY[source].itemsize, NUMPY[target].itemsize
     return sizes[0] // min(sizes), sizes[1] // min(sizes)
 
@@ -89,10 +90,10 @@ class MemoryCopy:
     def contender(
         self, name: str, totals: list[int], threads: int, *, bypass: bool, shares: tuple[int, int] = (1, 1)
     ) -> Contender:
-        """Returns a contender that makes a copy for each of ``totals``; several small parts are slower than one.
+        """Returns a contender that makes a copy for each of ``totals``. Several small copies are slower than one.
 
         Args:
-            shares: The amounts read and written in each step. If they differ, it is not a copy.
+            shares: The amounts that are read and written in each step. If they differ, the contender is not a copy.
         """
         steps = [total // 64 // sum(shares) for total in totals]
         pairs = [tuple(aligned(step * share * 64) for share in shares) for step in steps]
@@ -110,11 +111,11 @@ class MemoryCopy:
 
 
 def compare(ours: Contender, others: list[Contender], threads: int, rounds: int) -> list[str]:
-    """Returns a cell for each of the others: its time as a multiple of the time of ``ours``."""
+    """Returns a cell for each of the others, with its time as a multiple of the time of ``ours``."""
     torch.set_num_threads(threads)
-    # The previous contender has left its own data in the caches, and its threads spinning: those of libgomp, which
-    # torch uses, do so for milliseconds, on a processor that others could use. There are many short rounds: another
-    # program that takes a processor from two threads must not spoil all of them.
+    # The previous contender has left its own data in the caches, and its threads are still spinning. The threads of
+    # libgomp, which torch uses, spin for milliseconds on a processor that others could use. There are many short
+    # rounds, so that another program that takes a processor from two threads does not spoil all rounds.
     run([ours, *others], rounds=rounds, target_seconds=0.002, settle_seconds=0.01)
     return [f"{other.ratio_to(ours)[0]:>12.2f}" for other in others]
 

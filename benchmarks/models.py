@@ -3,13 +3,14 @@
     python benchmarks/models.py [--small | --kinds] [--within | --recommended] [--only CASE[,CASE]] [--quick]
         [--threads N | --busy] [--write]
 
-All contenders run the same model in turn, round after round. Each has a process of its own, as in real use, so its
+All contenders run the same model in turn, round after round. Each contender has its own process, as in real use, so its
 caches last from step to step. After some rounds new processes are started, since the position of its memory makes a
-process faster or slower as long as it runs. A ratio is the other contender's time divided by hmp's in the same round;
-the tables have the median of all rounds. Above 1 hmp is faster. Autocast is used as its documentation recommends: one
-region a step, around the forward pass and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the
-default lists. Before anything is timed, all results are compared with those of FP32. --write puts the table into
-docs/performance.md, and for the models without another option also a plot into docs/performance.svg.
+process faster or slower as long as it runs. A ratio is the other contender's time divided by hmp's time in the same
+round; the tables have the median of all rounds. Above 1 hmp is faster. Autocast is used as its documentation
+recommends: one region for each step, around the forward pass and the loss. `hmp` has the lists that autocast has on a
+CPU, and `hmp default` has the default lists. Before anything is timed, all results are compared with those of FP32.
+--write puts the table into docs/performance.md. If no other option selects other models, it also puts a plot into
+docs/performance.svg.
 
 --small runs short steps, in which the overhead of each call matters most. --kinds runs small networks of many other
 kinds, forward and in training.
@@ -85,7 +86,7 @@ WAYS = {
     "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
 CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
-#: The contenders in training, and of small networks: all but the model in bfloat16.
+#: The contenders in training and for small networks: all except the model in bfloat16.
 LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
 #: For --within. Autocast is among them because its difference from FP32 sets the limit for the others.
 WHERE = ("autocast", "hmp", "hmp within", "hmp default", "hmp default within")
@@ -155,7 +156,7 @@ def decoded(model: Any, word: torch.Tensor, pasts: Any) -> torch.Tensor:
 
 
 def with_past(model: Any, words: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the last word, and the keys and values of those before it."""
+    """Returns the last word, and the keys and values of the words before it."""
     return words[:, -1:], model(words[:, :-1])[1]
 
 
@@ -425,8 +426,8 @@ def timed_once(name: str, names: tuple[str, ...], *, busy: bool, rounds: int, ta
         for one in contenders:
             stack.callback(one.close)
         differences = {one.name: one.difference for one in contenders}
-        # bfloat16 has 8 bits of precision. The casts alone explain the difference of torch.autocast from FP32. It is
-        # large for the gradients of a deep network that is not trained yet.
+        # bfloat16 has 8 bits of precision. The casts alone explain the difference of torch.autocast from FP32. This
+        # difference is large for the gradients of a deep network that is not trained yet.
         limit = max(0.02, 1.5 * differences["autocast"])
         far = {one: found for one, found in differences.items() if not found <= limit}
         if far:
@@ -489,8 +490,8 @@ def recommended_cells(result: Result) -> list[str]:
 
 @dataclass
 class Table:
-    """A table of docs/performance.md: its name there, its columns with their widths in a terminal, and the function
-    that makes a row."""
+    """A table of docs/performance.md: its name in the page, its columns with their widths in a terminal, and the
+    function that makes a row."""
 
     name: str
     columns: list[tuple[str, int]]

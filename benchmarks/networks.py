@@ -1,7 +1,7 @@
 """Networks in the shapes of well-known models, with random weights, for the benchmarks of whole models.
 
-They use torch alone, and are written as such models usually are: there is nothing to download, and little Python
-between torch's operations.
+They use only torch, and are written as such models usually are. Nothing needs to be downloaded, and little Python code
+runs between torch's operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def heads(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 class RMSNorm(nn.Module):
-    """The norm as Llama's authors wrote it."""
+    """The norm in the form of Llama's authors."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -117,7 +117,8 @@ class Llama(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's layer: BERT's, which normalizes after adding, or ViT's, which normalizes before."""
+    """A transformer's layer, either of BERT, which normalizes after adding, or of ViT, which normalizes before
+    adding."""
 
     def __init__(self, hidden: int, heads: int, *, norm_first: bool) -> None:
         super().__init__()

@@ -2,8 +2,9 @@
 
 python benchmarks/operations.py
 
-The operations are those of torch's own database with two or more float inputs and kernels for both dtypes on a CPU. An
-operation counts if every sample that runs in float32 also runs with its inputs in either dtype by turns.
+The operations are those of torch's own database that have two or more float inputs, and kernels for both dtypes on a
+CPU. An operation counts if every sample that runs in float32 also runs with its inputs alternating between the two
+dtypes, whichever comes first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The optimizers of habana_mp.optim against torch's fused ones, with and without a bfloat16 copy of all weights.
+"""Compares the optimizers of habana_mp.optim with torch's fused ones, with and without a bfloat16 copy of all weights.
 
     python benchmarks/optimizers.py [--rounds N] [--threads N] [--small]
 
 All contenders step the same weights with the same gradients and the same state, in turn, round after round. A ratio is
-torch's time over ours in the same round, the median of all rounds: above 1 the package is faster. The package writes
-the copy in the same pass, and `torch._foreach_copy_` writes it after torch's step.
+torch's time divided by the package's time in the same round, and the result is the median of all rounds. Above 1 the
+package is faster. The package writes the copy in the same pass, and `torch._foreach_copy_` writes it after torch's
+step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from habana_mp.patches.torch import kernel_steps
 
 LLAMA_LAYER = [(768, 768)] * 4 + [(2048, 768)] * 2 + [(768, 2048)] + [(768,)] * 2
 BERT_LAYER = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)] + [(768,)] * 4
-#: 12 layers each, 110 M parameters; and a thousand small weights, which show the cost of a weight.
+#: Models of 12 layers and 110 M parameters, and a thousand small weights, which show the cost for each weight.
 MODELS = {
     "Llama-like": [(32_000, 768), *LLAMA_LAYER * 12, (768,)],
     "BERT-like": [(30_522, 768), (512, 768), (2, 768), (768,), (768,), *BERT_LAYER * 12, (768, 768), (768,)],

@@ -1,4 +1,4 @@
-"""Small networks of kinds that networks.py lacks, of torch alone: each input is one tensor, each output scores."""
+"""Small networks of kinds that networks.py lacks. They use only torch, get one tensor, and return scores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CellInALoop(nn.Module):
 
 
 class Waves(nn.Module):
-    """Gated convolutions of sound; the reach of each is twice that of the one before."""
+    """Gated convolutions of sound. The reach of each is twice the reach of the one before."""
 
     def __init__(self, width: int = 64, layers: int = 8) -> None:
         super().__init__()

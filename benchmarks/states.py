@@ -49,7 +49,7 @@ def outside_of_regions() -> Iterator[None]:
     hmp.restore()
 
 
-#: A patch in Python has to name each of these; it misses aliases that were taken before.
+#: A patch in Python has to name each of these. It misses aliases that were imported before.
 _PATCHED: list[tuple[Any, str]] = [
     (F, "linear"),
     (F, "conv2d"),
@@ -72,7 +72,7 @@ def _lowering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def patched_in_python() -> Iterator[None]:
-    """Patches as apex's O1 does: it replaces attributes by Python functions that cast their arguments."""
+    """Patches torch in the way of apex's O1: replaces attributes by Python functions that cast their arguments."""
     originals = [(holder, name, name in vars(holder), getattr(holder, name)) for holder, name in _PATCHED]
     for holder, name, _, original in originals:
         setattr(holder, name, _lowering(original))

@@ -1,4 +1,4 @@
-"""A decoder's token with its head in float32 by a rule of its module: it should take what the arithmetic takes.
+"""Times a decoder's token with its head in float32 by a rule for the module: only the arithmetic should take time.
 
 python benchmarks/steered.py [--quick]
 """

@@ -15,7 +15,7 @@ from typing import TextIO
 
 @dataclass
 class Contender:
-    """A call to time, and the state it runs in, which is entered once a round."""
+    """A call to time, and the state in which it runs, which is entered once in each round."""
 
     name: str
     call: Callable[[], object]
@@ -24,7 +24,8 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
 
     def time(self, repeat: int, settle_seconds: float = 0.0) -> float:
-        """Returns the mean seconds of ``repeat`` calls, after one untimed call and more for ``settle_seconds``."""
+        """Returns the mean seconds of ``repeat`` calls. Before these, it makes one call, and more calls for
+        ``settle_seconds``."""
         call = self.call
         with self.state():
             call()
@@ -41,13 +42,14 @@ class Contender:
         return statistics.median(self.seconds)
 
     def ratio_to(self, peer: Contender) -> tuple[float, float, float]:
-        """Returns the time as a multiple of the peer's in the same round: median, and the middle half of the rounds."""
+        """Returns the time as a multiple of the peer's time in the same round: the median, and the middle half of the
+        rounds."""
         ratios = sorted(mine / theirs for mine, theirs in zip(self.seconds, peer.seconds, strict=True))
         return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
 
 
 class Elsewhere(Contender):
-    """A contender in a process of its own, for state that belongs to a process: compiled code, an allocator's settings.
+    """A contender in its own process, for state that belongs to a process: compiled code, an allocator's settings.
 
     The command's program calls :func:`serve`.
     """
@@ -85,7 +87,7 @@ class Elsewhere(Contender):
 
 
 def serve(contender: Contender, difference: float, answers: TextIO) -> None:
-    """The other side of :class:`Elsewhere`: prints the error of the result, then times on each request."""
+    """The other side of :class:`Elsewhere`. Prints the error of the result, and then prints a time for each request."""
     print(difference, file=answers, flush=True)
     for line in sys.stdin:
         repeat, settle_seconds = line.split()

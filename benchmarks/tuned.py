@@ -1,12 +1,12 @@
-"""Tunes the lists of nine small trainings, and compares them with float32 and with all that the preset lowers.
+"""Tunes the lists of nine small trainings, and compares them with float32 and with everything lowered by the preset.
 
     python benchmarks/tuned.py [--only NAME] [--seeds 2] [--rounds 5]
 
-The value of a training is its loss on data that it has not seen. It is good enough if it exceeds the one of float32 by
-at most the noise: the standard deviation of float32's loss over five seeds. For each training one row says how much the
-loss exceeds float32's with all lowered and with the tuned lists, each in multiples of the noise; how many
-configurations were run; which lines are in float32; and how fast the tuned lists are beside all lowered, in interleaved
-rounds.
+The value of a training is its loss on new data. It is good enough if it exceeds the loss in float32 by at most the
+noise, which is the standard deviation of the loss in float32 over five seeds. Each training has one row. The row
+contains the excess of the loss over float32 with everything lowered and with the tuned lists, each in multiples of the
+noise; the number of configurations that were run; the lines in float32; and the speed of the tuned lists relative to
+everything lowered, measured in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from small_networks import UNet
 from habana_mp import hmp
 from helpers.architectures import make_model
 
-#: What is lowered at first.
+#: The preset that is tuned.
 PRESET = "hmp-default"
 SEEDS_OF_NOISE = 5
 
@@ -43,7 +43,8 @@ Batch = dict[str, torch.Tensor]
 
 
 def train(model: Any, loss_of: Callable[[int], torch.Tensor], steps: int, rate: float) -> float:
-    """Trains the model. ``loss_of(count)`` returns the loss of so many new samples. Returns that of a larger number."""
+    """Trains the model. ``loss_of(count)`` returns the loss of this many new samples. Returns the loss of more
+    samples."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -130,7 +131,7 @@ TRAININGS: dict[str, Callable[[int], float]] = {
 
 
 def excess(values: Sequence[float], exact: Sequence[float], noise: float) -> float:
-    """Returns the mean by which values exceed those of float32, in multiples of the noise."""
+    """Returns the mean excess of the values over those of float32, in multiples of the noise."""
     return statistics.fmean(one - other for one, other in zip(values, exact, strict=True)) / noise
 
 

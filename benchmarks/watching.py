@@ -1,9 +1,9 @@
-"""The cost of the report: a step or a token with calls recorded by module and by line, over the same without.
+"""Measures the cost of the report: the time of a step or a token without records, by module, and by line.
 
     python benchmarks/watching.py [--rounds N]
 
-One process, one thread, and the thread's time. The three variants run in turn, round after round. A ratio of 1.02 means
-2 % longer. It takes two minutes.
+It uses one process and one thread, and measures the thread's time. The three variants run in turn, round after round. A
+ratio of 1.02 means that the records make it 2 % longer. It takes two minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bert() -> Callable[[], object]:
 
 
 def token() -> Callable[[], object]:
-    """Makes the computation of a token by a decoder of 110 M parameters, with 64 words before it."""
+    """Makes the computation of a token by a decoder of 110 M parameters, after 64 words."""
     model = llama_110m().eval()
     with torch.no_grad():
         word, pasts = with_past(model, torch.randint(0, 32_000, (1, 64)))

@@ -1,5 +1,5 @@
-"""Measures cached casts of weights: a use of one, compared with a new cast, for more and more weights; many small
-layers in a row; linear layers of many sizes; and a refresh of many casts.
+"""Measures cached casts of weights: the use of a cached cast compared with a new cast, for more and more weights; many
+small layers in a row; linear layers of many sizes; and a refresh of many casts.
 
 python benchmarks/weights.py [--quick] [--layers | --products] [--threads N]
 """
@@ -51,7 +51,7 @@ class Product(nn.Module):
 
 
 def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Computes a layer as transformers does for GPT-2."""
+    """Computes a layer in the way of transformers' GPT-2."""
     return torch.addmm(bias, x, weight)
 
 
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def measure_uses(**options: Any) -> None:
-    """Prints the time that a cached cast and a new one add to a call, for several numbers of weights."""
+    """Prints the time that a cached cast and a new cast add to a call, for several numbers of weights."""
     x = torch.randn(4, 16).bfloat16()
 
     print(
@@ -124,8 +124,8 @@ def measure_uses(**options: Any) -> None:
                 base = Contender("bf16", uses(lower, x), converted)
                 kept = Contender("kept", uses(weights, x), converted)
                 cast = Contender("cast", uses(weights, x), lambda: converted(weight_cache=False))
-                # Entering `converted` empties the cache, so it is entered once for all rounds. The first passes over
-                # the weights are not measured.
+                # Entering `converted` empties the cache, so it is entered only once for all rounds. The first passes
+                # over the weights are not measured.
                 with converted():
                     for one in (base, kept):
                         one.state = nullcontext

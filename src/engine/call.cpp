@@ -185,7 +185,7 @@ struct RulesOfCall {
   RulesOfCall(const Target& called, const Arguments& given)
       : target(called), arguments(given), listed(rule_of_lists(called)), unlisted(*called.unlisted) {}
 
-  [[nodiscard]] bool is_users_function() const { return target.shape == host::Shape::users_function; }
+  [[nodiscard]] bool is_user_function() const { return target.kind == host::CallableKind::user_function; }
   [[nodiscard]] bool records_gradients() const { return host::grad_is_enabled(); }
   [[nodiscard]] bool has_listed_rule() const { return listed.action != Action::none; }
   [[nodiscard]] bool has_rule_for_lowered() const { return listed.rule_for_lowered != nullptr; }

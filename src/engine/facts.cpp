@@ -176,8 +176,8 @@ Kind lower_state_of(const Call& call) {
 // A user-defined function is decided wherever it is called. A composite looks for interceptors by itself, but not every
 // composite does, so it is decided first.
 bool Facts::is_decided_elsewhere() const {
-  if (target.shape == host::Shape::users_function) return false;
-  return target.shape == host::Shape::composite ? is_below_dispatcher() : engine::is_decided_elsewhere(arguments);
+  if (target.kind == host::CallableKind::user_function) return false;
+  return target.kind == host::CallableKind::composite ? is_below_dispatcher() : engine::is_decided_elsewhere(arguments);
 }
 
 std::optional<Reason> Facts::place() const { return engine::place(); }

@@ -102,7 +102,7 @@ bool may_overwrite(const Target& target, const Arguments& arguments) {
   static PyObject* const out = interned("out");
   const std::string& name = target.operation;
   const bool is_in_place = name.ends_with('_') && !name.ends_with("__");
-  return is_in_place || name.starts_with("__i") || target.shape == host::Shape::assignment ||
+  return is_in_place || name.starts_with("__i") || target.kind == host::CallableKind::assignment ||
          holds(arguments.keywords, out);
 }
 
@@ -128,7 +128,7 @@ template <typename Make>
   const int before = overwrites ? static_cast<int>(worst_of(arguments.values, arguments.count())) : not_checked;
   Owned result(make());
   if (!result) return nullptr;
-  PyObject* const written = target.shape == host::Shape::assignment ? arguments.values[0] : result.get();
+  PyObject* const written = target.kind == host::CallableKind::assignment ? arguments.values[0] : result.get();
   const Finite state = worst_of_result(target, written);
   if (guard->left != 0 && --guard->left == 0) {
     if (!tell(target, arguments, written, enough_checked, before)) return nullptr;

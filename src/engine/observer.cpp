@@ -49,7 +49,7 @@ class CurrentCall {
 template <typename Make>
 PyObject* observed(Target& target, const Arguments& arguments, const Make& make) {
   const Owned observer = Owned::borrowed_or_null(observing->get());
-  const bool is_users = target.shape == host::Shape::users_function;  // its calls go through the observer
+  const bool is_users = target.kind == host::CallableKind::user_function;  // its calls go through the observer
   if (!observer || is_users || current_call != nullptr || host::is_intercepted()) return make();
   const Owned positional = positional_of(arguments);
   const Owned keywords = keywords_of(arguments);

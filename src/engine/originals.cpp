@@ -24,7 +24,7 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   ThreadState& state = thread_state;
   if (state.lists_suspended) return call_python(target, arguments);
   host::ensure_thread_follows_greenlets();
-  if (target.shape == host::Shape::composite) {
+  if (target.kind == host::CallableKind::composite) {
     state.lists_suspended = true;
     PyObject* result = call_python(target, arguments);
     state.lists_suspended = false;
@@ -39,7 +39,7 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_operator(Target& target, const Arguments& arguments) {
-  if (target.shape == host::Shape::slow_operator) {
+  if (target.kind == host::CallableKind::slow_operator) {
     return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
   }
   return target.original_slot(target.object.get(), arguments.values, static_cast<std::size_t>(arguments.positional),
@@ -47,11 +47,11 @@ PyObject* call_operator(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_original(Target& target, const Arguments& arguments) {
-  switch (target.shape) {
-    case host::Shape::function:
+  switch (target.kind) {
+    case host::CallableKind::function:
       return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
-    case host::Shape::slow_operator:
-    case host::Shape::fast_operator: {
+    case host::CallableKind::slow_operator:
+    case host::CallableKind::fast_operator: {
       host::ensure_thread_follows_greenlets();
       ThreadState& state = thread_state;
       const Target* outer = std::exchange(state.running_operator, &target);
@@ -59,13 +59,13 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       state.running_operator = outer;
       return result;
     }
-    case host::Shape::method:
+    case host::CallableKind::method:
       return host::call_with_tuple(target.original, arguments.values[0], arguments, 1);
-    case host::Shape::method_no_arguments:
+    case host::CallableKind::method_no_arguments:
       return target.original(arguments.values[0], nullptr);
-    case host::Shape::subscript:
+    case host::CallableKind::subscript:
       return target.original_subscript(arguments.values[0], arguments.values[1]);
-    case host::Shape::assignment:
+    case host::CallableKind::assignment:
       if (target.original_assignment(arguments.values[0], arguments.values[1], arguments.values[2]) != 0)
         return nullptr;
       Py_RETURN_NONE;

@@ -1,5 +1,5 @@
-// Regions (hmp.autocast): code in which other lists apply than convert's. The lists that apply are part of a thread's
-// state.
+// Regions (hmp.autocast): code in which other lists apply than those of convert. A thread's state contains the lists
+// that apply.
 #pragma once
 
 #include <array>
@@ -15,7 +15,8 @@ namespace habana_mp::engine {
 
 // The rules of a region's lists. Sets are shared and never freed, since a call may be running in another thread.
 struct RuleSet {
-  // The device whose tensors are cast. torch distinguishes all devices; here there are the CPU and the accelerator.
+  // The device whose tensors are cast. torch distinguishes all devices; this type distinguishes the CPU and the
+  // accelerator.
   enum class Device : std::uint8_t { cpu, accelerator, any };
 
   std::array<const Rule*, target_capacity> rules;  // by the target's index
@@ -26,7 +27,7 @@ struct RuleSet {
   // For the rules in some module (module_rules.hpp): the set whose lists they change, or null for convert's.
   bool is_in_modules = false;
   const RuleSet* base = nullptr;
-  bool is_free = false;  // its configuration is gone, and another one may use it
+  bool is_free = false;  // no configuration uses the set any more, so a new one may use it
 
   std::uint16_t number = 0;        // 1 for the first set
   std::uint32_t installation = 0;  // the installation under which its targets were last patched
@@ -47,25 +48,25 @@ RuleSet* rule_set(std::uint64_t number) noexcept;  // null if there is no such s
 RuleSet* rule_set_of_modules();
 // Returns that set if it exists, else null.
 RuleSet* known_rule_set_of_modules() noexcept;
-// True if `set` is that set, or is made from it. Then no region of the user is open.
+// True if `set` is that set or was made from it. In this case the user has opened no region.
 bool is_of_modules(const RuleSet* set) noexcept;
 
-// Returns a set for the rules in some module, with this content; it may be a set that is free. Null with a Python
-// exception set if there are too many sets.
+// Returns a set for the rules in some module, with this content. It may reuse a free set. Null with a Python exception
+// set if there are too many sets.
 RuleSet* make_module_rule_set(RuleSet&& content);
-// Returns the set of this kind that has this content and is not free, or null.
+// Returns the set for rules in some module that has this content and is not free, or null.
 RuleSet* known_module_rule_set(const RuleSet& content) noexcept;
-// Frees these sets, except for those that this thread still uses: the configuration changes, and compiled code is
-// forgotten.
+// Frees these sets, except for those that this thread still uses. Called when the configuration changes and compiled
+// code is dropped.
 void free_module_rule_sets() noexcept;
-// True if torch.compile can tell this set from others.
+// True if torch.compile can distinguish this set from others.
 bool is_shown_to_compilers(const RuleSet& set) noexcept;
-// Returns the set of the innermost region; for the rules in a module, the set whose lists they change.
+// Returns the set of the innermost region. For the rules in a module, returns the set whose lists they change.
 inline const RuleSet* base_of(const RuleSet* set) noexcept {
   return set != nullptr && set->is_in_modules ? set->base : set;
 }
 
-// Returns the number of the region dtype (RegionDevice, below) that shows torch.compile that the current lists are
+// Returns the number of the region dtype (RegionDevice, below) by which torch.compile sees that the current lists are
 // suspended. Nullopt with a Python exception set if no number is left.
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking = false);
 // Suspends the lists in this thread and returns the number of open regions. Nullopt with a Python exception set, and
@@ -93,25 +94,27 @@ std::uint64_t pack(const CastState& state) noexcept;
 CastState unpack(std::uint64_t packed) noexcept;
 
 // Begin a region in this thread: one with the lists of `set`, or without casts if `set` is null. `owner` identifies the
-// code that will end the region. Its end restores the state from before it. If regions that began later are still open
-// then (tasks of asyncio take turns), the end of the one that began next restores that state instead.
+// code that will end the region. The end of a region restores the state from before the region. If a region that began
+// later is still open then (tasks of asyncio take turns), the state is not restored yet. It is restored at the end of
+// the region that began next after it.
 //
 // These functions throw std::bad_alloc when memory runs out, and change nothing. `prepare_region` allocates the memory
 // of the next region.
 void prepare_region();
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
-// Changes only the lists, in less time than enter_state: each call of an outermost module pays it (modules.hpp).
+// Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
+// (modules.hpp).
 void enter_lists(const void* owner, const RuleSet* set);
-// Ends the region of this owner. False if the owner has begun none.
+// Ends the region of this owner. False if the owner has begun no region.
 bool leave_region(const void* owner) noexcept;
 bool has_begun_region(const void* owner) noexcept;
 
 // Makes regions visible to torch.compile. Dynamo guards on the autocast dtypes of all device types for which autocast
-// is on. So autocast is on for a device type for which no torch has a backend, and its dtype, one of `dtypes`, stands
-// for the number of the region. The first dtype, torch's own default, stands for no region. In compiled code a region
-// is torch.autocast for this device type with its dtype and enabled=False: Dynamo can leave that and enter it again
-// around a graph break.
+// is on. So autocast is on for a device type for which no release of torch has a backend. Its dtype, one of `dtypes`,
+// represents the number of the region. The first dtype, torch's own default, means that there is no region. In compiled
+// code a region is torch.autocast for this device type with its dtype and enabled=False: Dynamo can leave that and
+// enter it again around a graph break.
 struct RegionDevice {
   PyObject* device_type = nullptr;
   std::int8_t device = -1;                   // its c10::DeviceType, or -1
@@ -122,7 +125,7 @@ struct RegionDevice {
 // Only the first call in a process has an effect. Its objects are never freed.
 void set_mark(const RegionDevice& region_device);
 bool is_mark(PyObject* device_type) noexcept;
-// Called after such a region of torch.autocast has set the dtype. Sets the state that this dtype stands for.
+// Called after such a region of torch.autocast has set the dtype. Sets the state that this dtype represents.
 void region_dtype_was_set(PyObject* dtype) noexcept;
 
 }  // namespace habana_mp::engine

@@ -26,14 +26,14 @@ namespace {
 
 // ---- the functions in the slots ---------------------------------------------------------------------------------
 // Each target has its own stubs. Its index is a constant in them, so no lookup is needed to find the called operation.
-// There are thousands of stubs, so any code of more than a few instructions is shared by all of them.
+// There are thousands of stubs, so they share any code of more than a few instructions.
 
 PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const* values, std::size_t flagged_count,
                             PyObject* keywords) {
   const Arguments arguments{values, PyVectorcall_NARGS(flagged_count), keywords};
   if (target.is_method()) {
     const bool plausible = arguments.positional >= 1 && PyObject_TypeCheck(values[0], PyDescr_TYPE(callable)) != 0 &&
-                           (target.shape == host::Shape::method || arguments.count() == 1);
+                           (target.kind == host::CallableKind::method || arguments.count() == 1);
     // CPython raises the error for a wrong call.
     if (!plausible) return target.original_slot(callable, values, flagged_count, keywords);
   } else if (target.is_operator() && is_decided(target)) {
@@ -100,14 +100,14 @@ PyObject* subscript_stub(PyObject* self, PyObject* key) { return answer_subscrip
 // ---- patching -----------------------------------------------------------------------------------------------------
 
 host::Stubs stubs_of(const Target& target) {
-  if (target.shape == host::Shape::assignment) return {.assignment = from_c<assignment_stub>};
-  if (target.shape == host::Shape::subscript) return {.subscript = from_c<subscript_stub>};
+  if (target.kind == host::CallableKind::assignment) return {.assignment = from_c<assignment_stub>};
+  if (target.kind == host::CallableKind::subscript) return {.subscript = from_c<subscript_stub>};
   const IndexedStubs& indexed = stubs[target.index];
   return {.vectorcall = indexed.vectorcall, .method = indexed.method, .method_no_arguments = indexed.find_method};
 }
 
-// Finds the shape of an object as if it was not watched. False with an exception set if it cannot be patched.
-bool shape_unwatched(PyObject* object, host::MemoryMap& memory, host::Shape& shape) {
+// Finds the kind of an object as if it was not watched. False with an exception set if it cannot be patched.
+bool kind_unwatched(PyObject* object, host::MemoryMap& memory, host::CallableKind& kind) {
   // Resumes the watch at the end, also when memory runs out.
   struct Suspended {
     explicit Suspended(PyObject* writer) noexcept : object(suspend_writer(writer) ? writer : nullptr) {}
@@ -119,14 +119,14 @@ bool shape_unwatched(PyObject* object, host::MemoryMap& memory, host::Shape& sha
     PyObject* object;
   };
   const Suspended suspended(object);
-  return host::find_shape(object, memory, shape);
+  return host::find_kind(object, memory, kind);
 }
 
 void hook(Target& target, const host::TensorClasses& classes) {
   target.is_writer = suspend_writer(target.object.get());
   if (target.is_writer) target.counts_no_version = true;
-  if (target.shape == host::Shape::assignment) assignment = &target;
-  if (target.shape == host::Shape::subscript) subscript = &target;
+  if (target.kind == host::CallableKind::assignment) assignment = &target;
+  if (target.kind == host::CallableKind::subscript) subscript = &target;
   host::put_in(target, stubs_of(target), classes);
   target.installed = true;
 }
@@ -145,13 +145,13 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
   host::MemoryMap memory;
   found.reserve(entries.size());
   for (const CoveredObject& entry : entries) {
-    host::Shape shape = host::Shape::function;
+    host::CallableKind kind = host::CallableKind::function;
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
-      if (!shape_unwatched(entry.object, memory, shape)) return false;
+      if (!kind_unwatched(entry.object, memory, kind)) return false;
       const bool is_operator = entry.operation.find("::") != std::string::npos;
-      if (is_operator && shape == host::Shape::function) shape = host::Shape::slow_operator;
-      target = target_for(entry.object, shape, entry.operation.c_str(), entry.shown);
+      if (is_operator && kind == host::CallableKind::function) kind = host::CallableKind::slow_operator;
+      target = target_for(entry.object, kind, entry.operation.c_str(), entry.shown);
       if (target == nullptr) return false;
     }
     found.push_back(target);
@@ -219,7 +219,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   return true;
 }
 
-// Returns the rules of a set as they are now: those of convert's lists for null.
+// Returns the present rules of a set. For null, returns the rules of convert's lists.
 static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
   if (set != nullptr) return set->rules;
   std::array<const Rule*, target_capacity> rules;
@@ -230,9 +230,9 @@ static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
 
 static bool may_put_in(const RuleSet& set) {
   host::MemoryMap memory;
-  host::Shape shape = host::Shape::function;
+  host::CallableKind kind = host::CallableKind::function;
   return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
-    return one.target->installed || shape_unwatched(one.target->object.get(), memory, shape);
+    return one.target->installed || kind_unwatched(one.target->object.get(), memory, kind);
   });
 }
 
@@ -250,7 +250,7 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
     content.covered.push_back({found[i], intern(entries[i].unlisted)});
     if (!found[i]->installed) found[i]->operation = entries[i].operation;
   }
-  if (!may_put_in(content)) return nullptr;  // before it uses up a number
+  if (!may_put_in(content)) return nullptr;  // checked before a number is used up
   RuleSet* set = intern_rule_set(std::move(content));
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }

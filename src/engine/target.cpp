@@ -74,7 +74,7 @@ Target* find_target(PyObject* object) noexcept {
 
 void set_equivalent_function(PyObject* method, PyObject* function) noexcept {
   Target* const target = find_target(method);
-  if (target == nullptr || target->shape != host::Shape::method || target->equivalent) return;
+  if (target == nullptr || target->kind != host::CallableKind::method || target->equivalent) return;
   constexpr int convention = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL;
   if (!PyCFunction_CheckExact(function) ||
       (PyCFunction_GET_FLAGS(function) & convention) != (METH_VARARGS | METH_KEYWORDS)) {
@@ -83,7 +83,7 @@ void set_equivalent_function(PyObject* method, PyObject* function) noexcept {
   target->equivalent = Owned::borrowed(function);
 }
 
-Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown) {
+Target* target_for(PyObject* object, host::CallableKind kind, const char* operation, PyObject* shown) {
   if (Target* known = find_target(object)) return known;
   if (target_count == target_capacity) {
     PyErr_Format(PyExc_RuntimeError, "habana_mp: more than %zu functions are covered", target_capacity);
@@ -91,7 +91,7 @@ Target* target_for(PyObject* object, host::Shape shape, const char* operation, P
   }
   std::unique_ptr<Target> target = make(object, shown, operation);
   if (target == nullptr) return nullptr;
-  target->shape = shape;
+  target->kind = kind;
   target->index = target_count;
   by_object().emplace(object, target.get());
   return targets[target_count++] = target.release();
@@ -100,7 +100,7 @@ Target* target_for(PyObject* object, host::Shape shape, const char* operation, P
 Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation) {
   std::unique_ptr<Target> target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
-  target->shape = host::Shape::users_function;
+  target->kind = host::CallableKind::user_function;
   functions().push_back(target.get());
   return target.release();
 }

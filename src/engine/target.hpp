@@ -62,7 +62,7 @@ Target* find_target(PyObject* object) noexcept;
 
 // Returns the target of an object, and makes it at the first call. Null with a Python exception set if there are too
 // many targets or `repr(shown)` fails. The log shows `shown` for the target.
-Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown);
+Target* target_for(PyObject* object, host::CallableKind kind, const char* operation, PyObject* shown);
 
 // Makes calls of the method with two plain tensors call the builtin `function` instead. Ignores a method that is not
 // handled or already has such a function, and a function with another calling convention.

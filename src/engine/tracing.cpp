@@ -10,9 +10,9 @@ namespace habana_mp::engine {
 namespace {
 
 const char* traced_operation = nullptr;        // "all", or the name of an operation
-thread_local std::array<char, 128> current{};  // a copy: targets of Python functions are freed
+thread_local std::array<char, 128> current{};  // a copy, since targets of Python functions may be freed
 
-// Returns the path from `src` on.
+// Returns the part of the path that begins at `src`.
 const char* short_path(const char* path) noexcept {
   const char* found = std::strstr(path, "src/");
   for (const char* next = found; next != nullptr; next = std::strstr(next + 1, "src/")) found = next;

@@ -90,8 +90,8 @@ void replace_in_classes(const TensorClasses& classes, Function from, Function to
   }
 }
 
-// True if Tensor's slot wrapper calls Tensor's slot and the slot is writable in each class that has it. Otherwise false
-// with an exception set.
+// True if Tensor's slot wrapper calls Tensor's slot, and the slot is writable in each class that has it. Otherwise
+// returns false with an exception set.
 template <auto slot>
 bool may_replace_in_classes(PyObject* wrapper, MemoryMap& memory) {
   using Function = std::remove_reference_t<decltype(std::declval<PyMappingMethods>().*slot)>;
@@ -111,22 +111,22 @@ bool may_replace_in_classes(PyObject* wrapper, MemoryMap& memory) {
 }
 
 // True if all memory that `put_in` stores into is writable.
-bool may_put_in(PyObject* object, Shape shape, MemoryMap& memory) {
-  switch (shape) {
-    case Shape::function:
-    case Shape::slow_operator:
-    case Shape::fast_operator:
+bool may_put_in(PyObject* object, CallableKind kind, MemoryMap& memory) {
+  switch (kind) {
+    case CallableKind::function:
+    case CallableKind::slow_operator:
+    case CallableKind::fast_operator:
       return memory.may_write(slot_of(object)) &&
              (!PyCFunction_CheckExact(object) || memory.may_write(&reinterpret_cast<PyCFunctionObject*>(object)->m_ml));
-    case Shape::method:
-    case Shape::method_no_arguments:
+    case CallableKind::method:
+    case CallableKind::method_no_arguments:
       return memory.may_write(slot_of(object)) &&
              memory.may_write(&reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_meth);
-    case Shape::assignment:
-    case Shape::subscript:
+    case CallableKind::assignment:
+    case CallableKind::subscript:
       return memory.may_write(&reinterpret_cast<PyWrapperDescrObject*>(object)->d_wrapped);
-    case Shape::composite:
-    case Shape::users_function:
+    case CallableKind::composite:
+    case CallableKind::user_function:
       return true;
   }
   return false;
@@ -167,8 +167,8 @@ bool refuse(PyObject* object, const char* why) {
 
 namespace {
 
-// Sets `shape` if the object's flags and slot are those of CPython. Otherwise false with an exception set.
-bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
+// Sets `kind` if the object's flags and slot are those of CPython. Otherwise returns false with an exception set.
+bool recognise(PyObject* object, MemoryMap& memory, CallableKind& kind) {
   if (is_type_slot(object)) {
     auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
     if (PyDescr_TYPE(object) != api.tensor_base || (std::string_view(descriptor->d_base->name) != "__setitem__" &&
@@ -176,7 +176,7 @@ bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
       return refuse(object, "only Tensor.__setitem__ and Tensor.__getitem__ are known among the slot wrappers");
     }
     const bool assigns = std::string_view(descriptor->d_base->name) == "__setitem__";
-    shape = assigns ? Shape::assignment : Shape::subscript;
+    kind = assigns ? CallableKind::assignment : CallableKind::subscript;
     return assigns ? may_replace_in_classes<&PyMappingMethods::mp_ass_subscript>(object, memory)
                    : may_replace_in_classes<&PyMappingMethods::mp_subscript>(object, memory);
   }
@@ -188,7 +188,7 @@ bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
     }
     if (*slot_of(object) == nullptr || *slot_of(object) != expected_method_slot(flags))
       return refuse(object, "its slot does not hold CPython's own");
-    shape = flags == METH_NOARGS ? Shape::method_no_arguments : Shape::method;
+    kind = flags == METH_NOARGS ? CallableKind::method_no_arguments : CallableKind::method;
     return true;
   }
   if (PyCFunction_CheckExact(object)) {
@@ -197,24 +197,24 @@ bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
       if (*slot_of(object) == nullptr || *slot_of(object) != expected_fast_function_slot()) {
         return refuse(object, "its slot does not hold CPython's own");
       }
-      shape = Shape::fast_operator;
+      kind = CallableKind::fast_operator;
       return true;
     }
     if ((flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) {
       return refuse(object, "its calling convention is not known");
     }
     if (*slot_of(object) != nullptr) return refuse(object, "its slot is already in use");
-    shape = Shape::function;
+    kind = CallableKind::function;
     return true;
   }
   if (PyFunction_Check(object)) {
-    shape = Shape::composite;
+    kind = CallableKind::composite;
     return true;
   }
   // Since torch 2.15 such an object replaces the builtin if an operator is written in Python.
   if (std::string_view(Py_TYPE(object)->tp_name).starts_with("torch._C.") && PyVectorcall_Function(object) != nullptr &&
       Py_TYPE(object)->tp_call == PyVectorcall_Call) {
-    shape = Shape::fast_operator;
+    kind = CallableKind::fast_operator;
     return true;
   }
   PyErr_Format(PyExc_TypeError, "habana_mp can cover torch's builtins, Tensor's methods and Python functions; got %R",
@@ -224,11 +224,11 @@ bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
 
 }  // namespace
 
-bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
+bool find_kind(PyObject* object, MemoryMap& memory, CallableKind& kind) {
   if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
   slots.settle(true);
-  if (!recognise(object, memory, shape)) return false;
-  return may_put_in(object, shape, memory) || refuse(object, "its definition may not be written to");
+  if (!recognise(object, memory, kind)) return false;
+  return may_put_in(object, kind, memory) || refuse(object, "its definition may not be written to");
 }
 
 bool can_cover(PyObject* object) noexcept {
@@ -258,14 +258,14 @@ std::optional<TensorClasses> TensorClasses::find() {
 }
 
 void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept {
-  switch (callable.shape) {
-    case Shape::function:
-    case Shape::slow_operator:
+  switch (callable.kind) {
+    case CallableKind::function:
+    case CallableKind::slow_operator:
       callable.original = PyCFunction_GET_FUNCTION(callable.object.get());
       callable.original_slot = *slot_of(callable.object.get());
       store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
-    case Shape::fast_operator: {
+    case CallableKind::fast_operator: {
       // For some flags the interpreter calls the C function directly and bypasses the slot. A definition with other
       // flags prevents this. The C function stays the same because a builtin's hash depends on it.
       if (PyCFunction_CheckExact(callable.object.get())) {
@@ -279,69 +279,69 @@ void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes
       store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
     }
-    case Shape::method:
-    case Shape::method_no_arguments: {
+    case CallableKind::method:
+    case CallableKind::method_no_arguments: {
       callable.definition = reinterpret_cast<PyMethodDescrObject*>(callable.object.get())->d_method;
       callable.original = callable.definition->ml_meth;
       callable.original_slot = *slot_of(callable.object.get());
       // A method descriptor's hash does not depend on ml_meth (a builtin's does), so ml_meth may change.
       const PyCFunction stub =
-          callable.shape == Shape::method ? stubs.method.as_method() : stubs.method_no_arguments.pointer();
+          callable.kind == CallableKind::method ? stubs.method.as_method() : stubs.method_no_arguments.pointer();
       store(&callable.definition->ml_meth, stub);
       store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
     }
-    case Shape::assignment:
+    case CallableKind::assignment:
       callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(stubs.assignment.pointer()));
       replace_in_classes<&PyMappingMethods::mp_ass_subscript>(classes, callable.original_assignment,
                                                               stubs.assignment.pointer());
       break;
-    case Shape::subscript:
+    case CallableKind::subscript:
       callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(stubs.subscript.pointer()));
       replace_in_classes<&PyMappingMethods::mp_subscript>(classes, callable.original_subscript,
                                                           stubs.subscript.pointer());
       break;
-    case Shape::composite:
-    case Shape::users_function:
+    case CallableKind::composite:
+    case CallableKind::user_function:
       break;
   }
 }
 
 void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept {
-  switch (callable.shape) {
-    case Shape::function:
-    case Shape::slow_operator:
+  switch (callable.kind) {
+    case CallableKind::function:
+    case CallableKind::slow_operator:
       store(slot_of(callable.object.get()), callable.original_slot);
       break;
-    case Shape::fast_operator:
+    case CallableKind::fast_operator:
       store(slot_of(callable.object.get()), callable.original_slot);
       if (PyCFunction_CheckExact(callable.object.get())) {
         store(&reinterpret_cast<PyCFunctionObject*>(callable.object.get())->m_ml, callable.definition);
       }
       break;
-    case Shape::method:
-    case Shape::method_no_arguments:
+    case CallableKind::method:
+    case CallableKind::method_no_arguments:
       store(slot_of(callable.object.get()), callable.original_slot);
       store(&callable.definition->ml_meth, callable.original);
       break;
-    case Shape::assignment:
+    case CallableKind::assignment:
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_assignment));
       replace_in_classes<&PyMappingMethods::mp_ass_subscript>(classes, stubs.assignment.pointer(),
                                                               callable.original_assignment);
       break;
-    case Shape::subscript:
+    case CallableKind::subscript:
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_subscript));
       replace_in_classes<&PyMappingMethods::mp_subscript>(classes, stubs.subscript.pointer(),
                                                           callable.original_subscript);
       break;
-    case Shape::composite:
-    case Shape::users_function:
+    case CallableKind::composite:
+    case CallableKind::user_function:
       break;
   }
 }

@@ -29,7 +29,7 @@ struct Arguments {
 // null with an exception set on failure.
 PyObject* call_with_tuple(PyCFunction function, PyObject* self, const Arguments& arguments, Py_ssize_t skip = 0);
 
-enum class Shape : std::uint8_t {
+enum class CallableKind : std::uint8_t {
   function,             // builtin function with METH_VARARGS | METH_KEYWORDS
   slow_operator,        // operator of torch.ops with the same flags, in older releases (at least 2.4 to 2.10)
   fast_operator,        // operator of torch.ops: a builtin with METH_FASTCALL | METH_KEYWORDS, or another callable
@@ -38,10 +38,10 @@ enum class Shape : std::uint8_t {
   assignment,           // Tensor.__setitem__: a type slot, not a callable
   subscript,            // Tensor.__getitem__: also a type slot
   composite,            // operation that torch implements in Python
-  users_function,       // user-defined function, called through the core (hmp.op_wrap)
+  user_function,        // user-defined function, called through the core (hmp.op_wrap)
 };
 
-// The functions that replace an object's own while it is patched. Each shape uses one or two of them.
+// The functions that replace an object's own while it is patched. Each kind uses one or two of them.
 struct Stubs {
   FromC<vectorcallfunc> vectorcall = {};
   FromC<PyCFunctionWithKeywords> method = {};
@@ -51,7 +51,7 @@ struct Stubs {
 };
 
 struct Callable {
-  Shape shape = Shape::function;
+  CallableKind kind = CallableKind::function;
   PyCFunction original = nullptr;
   Owned object;  // the builtin, descriptor or Python function
   vectorcallfunc original_slot = nullptr;
@@ -60,16 +60,16 @@ struct Callable {
   PyMethodDef* definition = nullptr;   // the object's original definition
   PyMethodDef definition_with_slot{};  // only for fast_operator: keeps the interpreter from bypassing the slot
 
-  bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
-  bool is_python() const { return shape == Shape::composite || shape == Shape::users_function; }
-  bool is_operator() const { return shape == Shape::slow_operator || shape == Shape::fast_operator; }
+  bool is_method() const { return kind == CallableKind::method || kind == CallableKind::method_no_arguments; }
+  bool is_python() const { return kind == CallableKind::composite || kind == CallableKind::user_function; }
+  bool is_operator() const { return kind == CallableKind::slow_operator || kind == CallableKind::fast_operator; }
 };
 
 // Finds the shape of an object that can be patched. False with an exception set if it cannot. Checks all memory that
 // `put_in` writes to, because read-only memory must be found before the first write.
-bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape);
+bool find_kind(PyObject* object, MemoryMap& memory, CallableKind& kind);
 
-// True if the calling convention of the object is supported. Checks nothing else.
+// True if the calling convention of the object is supported. Nothing else is checked.
 bool can_cover(PyObject* object) noexcept;
 
 // Tensor and the derived classes whose copies of its slots are writable.
@@ -84,7 +84,7 @@ class TensorClasses {
   std::vector<Owned> all_;
 };
 
-// These cannot fail. No other Python code may run after `classes` were found.
+// These functions cannot fail. No other Python code may run after `classes` were found.
 void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;
 void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;
 

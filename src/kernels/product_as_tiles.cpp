@@ -1,13 +1,13 @@
-// Sums in the order of AMX's tiles but without tiles, for few rows, which are limited by memory bandwidth and not by
-// arithmetic. The bits are those of product_amx.cpp.
+// Sums in the order of AMX's tiles but without tiles. This is for few rows, whose speed is limited by memory bandwidth
+// and not by arithmetic. The results have the same bits as those of product_amx.cpp.
 #include "kernels/tile_sums.hpp"
 
 namespace habana_mp::kernels {
 namespace {
 
 constexpr std::size_t most_columns = panel_rows / lanes;  // in registers
-// `most_rows` rows go through the panel together, `rows_at_once` of them at the same time: their sums, the values of a
-// column and an input take 28 of the 32 registers.
+// At most `most_rows` rows share one pass over the panel. Of these, `rows_at_once` rows are summed at the same time:
+// their sums, the values of a column and an input take 28 of the 32 registers.
 constexpr std::size_t most_rows = 8;
 constexpr std::size_t rows_at_once = 3;
 
@@ -16,7 +16,8 @@ struct alignas(64) BlockSums {
 };
 
 // Tiles treat denormals as zero, both in their operands and in their results. The compiler does not know that
-// arithmetic depends on this mode. So arithmetic that depends on it is only in functions that are not inlined.
+// arithmetic depends on this mode, and could move it out of the mode's scope. So such arithmetic is only in functions
+// that are not inlined.
 class DenormalsAreZero {
  public:
   DenormalsAreZero() {
@@ -33,14 +34,14 @@ class DenormalsAreZero {
   unsigned before_ = _mm_getcsr();
 };
 
-// The pairs of one tile, or the remaining ones, of several rows and of the panel.
+// The pairs of one tile, or the remaining pairs of the last tile, in several rows and in the panel.
 struct Group {
   const std::uint16_t* input;  // of the first row
   std::size_t input_step;
   const std::uint16_t* panel;
   std::size_t outer;
   std::size_t pairs;
-  bool fetches;  // true for the rows that read the panel first: they prefetch what comes later
+  bool fetches;  // true for the rows that read the panel first: they prefetch its later parts
 };
 
 template <std::size_t rows, std::size_t columns>

@@ -46,7 +46,7 @@ RuleSource choose_rule_source(const Situation& here, const Facts& facts) {
   }
   // A user-defined function has its own rule, which applies wherever the function is called.
   const bool by_lists =
-      !here.lists_are_suspended || facts.is_users_function() || (here.until_tracking && facts.records_gradients());
+      !here.lists_are_suspended || facts.is_user_function() || (here.until_tracking && facts.records_gradients());
   if (!by_lists) return facts.has_unlisted_rule() ? RuleSource::unlisted : RuleSource::nothing;
   RuleSource source = RuleSource::lists;
   if (!facts.has_listed_rule()) {

@@ -8,7 +8,8 @@ struct Where {
   const char* file;
   unsigned line;
 
-  // Returns the line of the call. As a default argument: that of the call of the other function.
+  // Returns the line that calls this function. As a default argument of another function, it returns the line that
+  // calls that function.
   static constexpr Where here(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
     return {file, line};
   }

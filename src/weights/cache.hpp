@@ -20,11 +20,11 @@ struct Settings {
   bool on = false;
   Owned view;      // torch.ops.aten._unsafe_view, unpatched; or null
   Owned recorded;  // takes a weight and its cast, and makes the cast a part of autograd's graph; or null
-  // No further cast is cached beyond this size of all casts. If it is not set, the limit is a share of the free memory
-  // (see `MemoryLimit`).
+  // The largest size of all cached casts together. If it is not set, the limit is a share of the free memory (see
+  // `MemoryLimit`).
   std::optional<std::uint64_t> most_bytes;
   std::int64_t least_part = 0;     // a view of a weight with fewer elements is cast separately
-  std::int64_t least_tracked = 0;  // a trained weight with fewer is cast by torch, if autograd tracks the call
+  std::int64_t least_tracked = 0;  // torch casts a trained weight with fewer elements, if autograd tracks the call
 };
 extern NeverDestroyed<Settings> settings;
 // Applies the settings. Switching the cache off drops all casts.
@@ -47,42 +47,43 @@ inline bool may_be_part(PyObject* tensor) noexcept {
   return settings->on && host::count_elements(tensor) >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
-// True if torch should cast this weight itself in a call that autograd tracks. A small weight that is trained takes
-// longer to become a part of the graph, and to be cast again after the step.
+// True if torch should cast this weight itself in a call that autograd tracks. For a small weight that is trained, it
+// would take longer to add a cached cast to the graph and to make the cast again after the step.
 inline bool is_too_small_to_record(PyObject* weight) noexcept {
   return host::count_elements(weight) < settings->least_tracked && host::requires_grad(weight);
 }
 
-// As `cached_cast`, for a view of such a weight: returns the same part of the weight's cast. If autograd tracks the
-// cast, the view must be of the whole weight: for a part, the whole weight would be cast again after each step.
+// Returns the same part of the weight's cast for a view of such a weight. In all else it behaves as `cached_cast`. If
+// autograd tracks the cast, the view must be of the whole weight: for a part, the whole weight would be cast again
+// after each step.
 Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elements) noexcept;
 
 // Returns a new cast, which is not cached, of this float32 tensor for many products that autograd tracks. Returns null,
 // with no exception set, if an ordinary cast is to be made.
 Owned cast_for_many(PyObject* tensor, Kind to);
 
-// Returns the weight, a matrix, whose transposed view this plain tensor is. Returns null, with no exception set, for
-// any other tensor.
+// If this plain tensor is the transposed view of a weight, a matrix, returns the weight. Returns null, with no
+// exception set, for any other tensor.
 Owned transposed_weight(PyObject* view) noexcept;
 
 // True if the cache has entries, so that an unseen write could make a cast wrong.
 bool holds_any_cast() noexcept;
 
-// Distrusts the casts of the weight in this storage: code may get access to the storage's memory, and may write to it
-// without incrementing the version counter. As long as such code holds a torch tensor or storage, it is counted as an
-// owner. A mere pointer is not counted (`unseen`).
+// Marks the casts of the weight in this storage as doubtful, because code may get access to the storage's memory and
+// write to it without incrementing the version counter. As long as such code holds a torch tensor or storage, it is
+// counted as an owner. If it holds only a pointer (`unseen`), it is not counted.
 void memory_escapes(const char* storage, bool unseen) noexcept;
-// Notes that NumPy is about to get this storage's memory. Its arrays give away pointers and buffers in more ways than
-// can be watched. Arrays that are only `lent` are dropped by the code that makes them.
+// Notes that NumPy is about to get this storage's memory. Code can get pointers and buffers from NumPy's arrays in more
+// ways than can be watched. If `lent` is true, the code that makes the array also drops it.
 void numpy_takes(const char* storage, bool lent) noexcept;
 
 // Makes the casts of these weights again, all at once, after any write to the weights. If they `may_be_fresh`, casts
 // that were written together with their weights are left alone.
 void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept;
 
-// For an optimizer that writes casts together with their weights and increments each version once.
-// `cast_to_write` returns a weight's cached cast, borrowed, or null if the cast may not be written.
-// `was_written` takes the written cast as up to date, so that `renew` need not make it again.
+// For an optimizer that writes casts together with their weights and increments each version once. `cast_to_write`
+// returns a weight's cached cast, borrowed, or null if the cast may not be written. `was_written` treats the written
+// cast as up to date, so that `renew` need not make it again.
 PyObject* cast_to_write(PyObject* weight) noexcept;
 void was_written(PyObject* weight, PyObject* cast) noexcept;
 
@@ -124,7 +125,7 @@ struct Statistics {
   std::uint64_t hits = 0;                         // cached casts that were returned
   std::uint64_t refreshes = 0;                    // casts made again because the weight had changed
   std::uint64_t refreshed_bytes = 0;              // their size
-  std::uint64_t refresh_nanoseconds = 0;          // the time of those that were made after an optimizer's step
+  std::uint64_t refresh_nanoseconds = 0;          // the time of the refreshes after an optimizer's step
   std::array<std::uint64_t, refusals> refused{};  // calls with a weight that could not be cached, by reason
   std::uint64_t weights = 0;                      // casts that are cached now
   std::uint64_t packed = 0;                       // of these, in a packed layout

@@ -19,8 +19,8 @@ using host::Snapshot;
 
 extern Statistics counts;
 
-// This many of a weight's values are compared at each use. This notices C code that writes through a pointer, which
-// torch does not see: such code writes all of the weight.
+// This many of a weight's values are compared at each use. The comparison notices writes of C code through a pointer,
+// which torch does not notice: such code usually writes the whole weight.
 constexpr std::size_t sample_count = 8;
 using Samples = std::array<std::uint32_t, sample_count>;
 
@@ -37,7 +37,7 @@ enum class Layout : std::uint8_t {
   inner_first,  // the same, for a weight that is [inner][outer], the transpose of a linear layer's
 };
 
-// A flag that remembers which thread set it. A forked child has only the thread that forked: flags of other threads
+// A flag that stores which thread set it. A forked child has only the thread that forked, so flags of other threads
 // would never be cleared there.
 class Busy {
  public:
@@ -65,15 +65,15 @@ struct Entry {
   Kind to = Kind::bf16;
   Validity validity = Validity::exposed;
   Busy busy;                       // being written, by a thread that may have released the GIL
-  bool is_used = false;            // since it was last made again after an optimizer's step
+  bool is_used = false;            // true if used since it was last made again after an optimizer's step
   bool is_fresh = false;           // an optimizer wrote the cast together with the weight
   std::uint32_t written_from = 0;  // the weight's version before that write
   bool last_use_was_part = false;  // the last use was of a view of a part of the weight
   std::int64_t elements_cast_separately =
       0;                             // values of such parts that were cast separately, before the whole weight is cast
   std::uint32_t views_in_doubt = 0;  // views in a row that could not be shown to be the only one
-  std::uint32_t refusals = 0;        // in a row
-  Refusal refusal{};                 // the reason for the last one
+  std::uint32_t refusals = 0;        // the number of refusals in a row
+  Refusal refusal{};                 // the reason for the last refusal
   std::uint32_t untracked_uses = 0;  // uses in a row that autograd did not track
   std::uint32_t uses_without_pack = 0;  // such uses for which the packed form was of no use
   Snapshot snapshot;                    // of the weight, before the cast was made
@@ -134,7 +134,7 @@ struct Key {
 };
 struct HashOfKey {
   std::size_t operator()(const Key& key) const noexcept {
-    // Objects of one type are at regular distances from each other, so higher bits of the address take part too.
+    // Objects of one type are at regular distances from each other, so the hash includes higher bits of the address.
     const auto address = reinterpret_cast<std::uintptr_t>(key.weight);
     return (address >> 4U) ^ (address >> 13U) ^ static_cast<std::size_t>(key.to);
   }
@@ -155,12 +155,13 @@ struct Cache {
   std::unordered_map<const char*, PyObject*> weights;
   // The storages of the cached plain casts.
   std::unordered_set<const char*> casts;
-  // Storages to which code took a pointer, each with the address of its memory at that time, and whether there were too
-  // many to remember. If a storage has other memory now, it is a new storage, or the pointer is no longer valid.
+  // Storages to which code took a pointer, each with the address of its memory at that time. If a storage has other
+  // memory now, it is a new storage, or the pointer is no longer valid. `too_many_pointers` is true if there were too
+  // many to store.
   std::unordered_map<const char*, const char*> pointed_to;
   std::unordered_map<const char*, const char*> pointed_into;  // a pointer to a slice of them was taken
   bool too_many_pointers = false;
-  // Storages whose memory NumPy had only in arrays that the code which made them dropped, with the same address.
+  // Storages whose memory NumPy had only in arrays that were dropped by the code that made them, each with its address.
   std::unordered_map<const char*, const char*> lent;
   // The number of times that code may have got access to a tensor's memory.
   std::uint64_t escapes = 0;
@@ -216,7 +217,7 @@ inline bool is_unchanged(const Entry& entry, PyObject* weight) {
   return is_unchanged(entry, host::snapshot_of(weight));
 }
 
-// Returns the weight's snapshot without `views`, the number of views that the caller knows, among the owners.
+// Returns the weight's snapshot. Its number of owners excludes `views`, the number of views that the caller knows.
 inline Snapshot snapshot_without_views(PyObject* weight, std::uint32_t views) {
   Snapshot snapshot = host::snapshot_of(weight);
   snapshot.owners -= views;

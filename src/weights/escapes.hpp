@@ -31,13 +31,13 @@ struct MemoryMethods {
   Callers of_arrays;                  // callers that compute with an array and drop it
 };
 
-// Starts and stops the watch of two methods of Tensor. It starts before the first target is patched, and stops when
-// none is patched any more. A list may also name `view`. If the lists apply, `numpy` of a bfloat16 tensor returns
-// float32.
+// Start and stop the watch of two methods of Tensor. The watch starts before the first target is patched, and stops
+// when no target is patched any more. A list may also name `view`. If the lists apply, `numpy` of a bfloat16 tensor
+// returns float32.
 void watch_view_and_numpy(bool (*lists_apply)());
 void stop_watching_view_and_numpy() noexcept;
 
-// Watches DLPack's C exchange API, as soon as torch has it: an older torch gets it from another library.
+// Watches DLPack's C exchange API as soon as torch has it. An older torch gets it from another library.
 void watch_exchange();
 // True if there is no exchange table, or if the table is writable.
 bool may_watch_exchange();
@@ -48,8 +48,8 @@ void stop_watching_escapes() noexcept;
 
 // Reports that a tensor's memory may be written to from now on, unseen or not (see memory_escapes).
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept;
-// Reports the arguments of a function that writes unseen. Lists, and lists in lists, are searched as well, since torch
-// takes them.
+// Reports the arguments of a function that writes unseen. Lists and nested lists are searched as well, since torch
+// accepts them.
 void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept;
 
 }  // namespace habana_mp::weights

@@ -1,4 +1,4 @@
-"""Random reports with any content that a report may hold, for tests of properties that hold for all reports."""
+"""Random reports with any content that a report may have, for tests of properties that all reports have."""
 
 from __future__ import annotations
 

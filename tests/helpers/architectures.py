@@ -1,4 +1,5 @@
-"""Architectures of transformers, small and with random weights: makes models, trains a step, compares two steps."""
+"""Small models of transformers' architectures, with random weights: makes them, trains a step, and compares two
+steps."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ KINDS = {
 VOCABULARY, PAD, BEGIN, END = 128, 0, 1, 2
 LENGTH = 12
 
-#: Settings that make a model small. A configuration takes those of its attributes that hold an integer or None.
+#: Settings that make a model small. A setting is used if the configuration has this attribute, and its value is an
+#: integer or None.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "entity_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "entity_emb_size"), 32),
@@ -179,7 +181,8 @@ def _small_settings(default: Any) -> dict[str, Any]:
 
 
 def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings with as few layers as contain every kind of layer that the configuration lists, at least two."""
+    """Returns settings with the fewest layers that contain every kind of layer in the configuration, but at least
+    two."""
     count = values.get("num_hidden_layers")
     lists = {
         name: value
@@ -226,7 +229,7 @@ class Step:
         return math.isfinite(self.loss) and all(bool(one.isfinite().all()) for one in self.gradients.values())
 
     def faults(self, reference: Step) -> list[str]:
-        """Returns what is wrong with this step's gradients; ``reference`` is the same step in FP32."""
+        """Returns a description of the faults of this step's gradients. ``reference`` is the same step in FP32."""
         mine, theirs = self.gradients, reference.gradients
         faults = [f"no gradient of {name}" for name in theirs.keys() - mine.keys()]
         faults += [f"a gradient of {name}, which has none in FP32" for name in mine.keys() - theirs.keys()]

@@ -55,7 +55,7 @@ def is_nan(bits: Array, dtype: str) -> npt.NDArray[np.bool_]:
 
 
 def assert_same_bits(ours: Array, expected: Array, dtype: str, inputs: Array | None = None) -> None:
-    """Asserts that the bits are equal; any NaN may stand for any other."""
+    """Asserts that the bits are equal. Any NaN counts as equal to any other NaN."""
     same = (ours == expected) | (is_nan(ours, dtype) & is_nan(expected, dtype))
     if same.all():
         return

@@ -34,7 +34,8 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> Iterator[Page]:
-    """Opens the page and yields it once it is drawn. Then asserts that it loaded only itself, without a warning."""
+    """Opens the page, and yields it when it is drawn. At the end asserts that it loaded no other file and gave no
+    warning."""
     options = {"viewport": {"width": 1280, "height": 900}, **options}
     page = browser.new_page(**options)
     page.set_default_timeout(10_000)

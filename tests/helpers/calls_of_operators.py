@@ -1,4 +1,4 @@
-"""Finds out the effect of an operator's call on a weight that it gets, in torch and with cached casts."""
+"""Finds out how a call of an operator changes a weight among its arguments, in torch and with cached casts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Call:
     position: int
     #: Returns the weight, which is new each time and has the same values.
     subject: Callable[[], nn.Parameter]
-    #: Returns all arguments, the weight among them; the others are new too.
+    #: Returns all arguments, including the weight. The other arguments are new too.
     arguments: Callable[[nn.Parameter], Arguments]
     schema: Any
 
@@ -204,7 +204,7 @@ def effect_of(call: Call) -> Effect:
     effect = Effect()
     is_counted = weight._version != version
     if _memory(weight) != memory:
-        # The weight has other memory now, which the core notices; another tensor may share that memory.
+        # The weight has other memory now, which the core notices. Another tensor may share that memory.
         return effect
     if _geometry(weight) != lies:
         effect.uncounted |= set() if is_counted else {"layout"}
@@ -256,7 +256,7 @@ class Prepared:
         self._compared = [(size - 1) // last * i + (size - 1) % last * i // last for i in range(COMPARED)]
 
     def problem(self, *, by_packet: bool = False) -> str:
-        """Returns what is wrong with the weight's cast after the call, or an empty string."""
+        """Returns a description of the fault of the weight's cast after the call, or an empty string."""
         for _ in range(2):
             hits = _core.weights_statistics()["hits"]
             self._use()
@@ -265,7 +265,7 @@ class Prepared:
         compared = [self._values[i] for i in self._compared]
         tensors = self.call.run(self.weight, by_packet=by_packet)
         if self.effect.wrote:
-            # Restores these values, as if the call had written all others but these.
+            # Restores these values, as if the call had written all values except these.
             for i, value in zip(self._compared, compared, strict=True):
                 self._values[i] = value
         for i in self.effect.aliases:

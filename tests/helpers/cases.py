@@ -1,4 +1,4 @@
-"""Every operation that a shipped list names, in the ways that programs reach it: the cases that test the rules."""
+"""The cases that test the rules: every operation that a shipped list names, in the ways in which programs call it."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ case("dropout2d", (I2,), functional=lambda x: F.dropout2d(x, 0.5), module=nn.Dro
 case("dropout3d", (I3,), functional=lambda x: F.dropout3d(x, 0.5), module=nn.Dropout3d(0.5))
 case("feature_dropout", (I2,), torch=lambda x: torch.feature_dropout(x, 0.5, True))
 
-# norms: a CPU's kernels take float32 weights beside an input in lower precision
+# norms: a CPU's kernels need float32 weights if the input is in lower precision
 case("rms_norm", (M, V), functional=lambda x, w: F.rms_norm(x, (4,), w), torch=lambda x, w: torch.rms_norm(x, (4,), w))
 case(
     "layer_norm",
@@ -395,7 +395,7 @@ case("gather", (M,), torch=lambda x: torch.gather(x, 0, INDEX[None]), tensor=lam
 case("sort", (M,), torch=torch.sort, tensor=torch.Tensor.sort)
 case("topk", (M,), torch=lambda x: torch.topk(x, 2), tensor=lambda x: x.topk(2))
 
-# operations that return a view are left alone whatever a list says
+# operations that return a view are never cast, whatever a list says
 VIEWS_FROM = len(CASES)
 unary("t")
 case("expand", (V,), tensor=lambda x: x.expand(1, 4))
@@ -441,7 +441,7 @@ for _name in ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", 
     case(f"fft_{_name}", (M,), fft=getattr(torch.fft, _name))
 for _name in ("rfft", "rfft2", "rfftn"):
     case(f"fft_{_name}", (M,), fft=getattr(torch.fft, _name))
-if hasattr(torch._C._VariableFunctions, "cholesky"):  # both are gone from torch 2.15
+if hasattr(torch._C._VariableFunctions, "cholesky"):  # torch 2.15 has neither
     case("cholesky", (P,), torch=torch._C._VariableFunctions.cholesky, tensor=torch.Tensor.cholesky)
     case("qr", (P,), torch=torch._C._VariableFunctions.qr)
 case("cholesky_inverse", (P,), torch=torch.cholesky_inverse)
@@ -480,13 +480,14 @@ NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
     "multilabel_margin_loss_forward",
 }
 
-#: Operations that add up in float32 and round the result (rule 8).
+#: Operations that sum in float32 and round the result (rule 8).
 ADDED_UP = {"embedding_bag", "index_add"}
 
-#: Operations that got a kernel for the lower precisions after torch 2.4; before, they run in float32 too (rule 8).
+#: Operations that got a kernel for the lower precisions after torch 2.4. In older releases they run in float32 too
+#: (rule 8).
 LATE_KERNELS = {"max_unpool2d", "max_unpool3d", "mse_loss", "trace"}
 
-#: Shipped names without a case, and the reasons.
+#: Names in shipped lists that have no case, and the reasons.
 WITHOUT_CASE = {
     "embedding_bag_sum_fwd": "means nothing in this torch",
     "embedding_bag_sum_bwd": "means nothing in this torch",

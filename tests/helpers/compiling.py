@@ -1,4 +1,4 @@
-"""The abilities of torch.compile on this machine."""
+"""Finds out the abilities of torch.compile on this machine."""
 
 from __future__ import annotations
 

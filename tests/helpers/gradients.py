@@ -34,14 +34,15 @@ WITHOUT_GRADIENT = {
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """Returns one number made from all results that have a gradient; squared, so that no gradient is constant."""
+    """Returns one number made from all results that have a gradient. They are squared, so that no gradient is
+    constant."""
     outputs = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]
     real = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one.to(FP32) for one in outputs]
     return torch.stack([torch.square(one).sum() for one in real]).sum()
 
 
 def gradients(case: Case, dtype: torch.dtype | None = None) -> list[torch.Tensor | None]:
-    """Returns the gradients of all inputs and weights; with ``dtype``, through casts by hand to it."""
+    """Returns the gradients of all inputs and weights. If ``dtype`` is given, they pass through casts by hand to it."""
     leaves: list[torch.Tensor] = []
 
     def prepare(value: Any, index: int) -> Any:

@@ -39,7 +39,8 @@ def trained(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list
 
 
 def trained_by_hand(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list[torch.Tensor]]:
-    """The same with weights and inputs cast by hand; the gradients are converted to the module's float32."""
+    """Returns the same results with weights and inputs cast by hand. The gradients are converted to the module's
+    float32."""
     result, gradients = trained(copy.deepcopy(module).bfloat16(), *lower(inputs), **keywords)
     return result, [one.float() for one in gradients if one is not None]
 

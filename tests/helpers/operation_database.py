@@ -1,4 +1,4 @@
-"""torch's own database of operations, and the effect of the rules on each of its samples."""
+"""Reads torch's own database of operations, and gives the effect of the rules on each of its samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from habana_mp import ops
 from habana_mp.policy.rules import ruling_without_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
-#: The number of samples that are used of each entry; some entries have hundreds.
+#: The number of samples that are used from each entry. Some entries have hundreds.
 SAMPLES = 40
 
 
@@ -33,7 +33,7 @@ def name_of(op: Any) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call: the input, the other positional ones, and those by keyword."""
+    """The arguments of one call: the input, the other positional arguments, and the keyword arguments."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
@@ -109,16 +109,17 @@ def operation_of(op: Any) -> str | None:
 
 
 def castable_of(op: Any) -> ops.Castable | None:
-    """Returns which of the entry's arguments may be cast."""
+    """Returns the arguments of the entry that may be cast."""
     castable = ops.arguments_of(operation_of(op) or "")
     if castable is not None and op.name in ("nn.functional.batch_norm", "nn.functional.instance_norm"):
-        # These take the statistics before the weights.
+        # The statistics precede the weights in these operations.
         castable = castable._replace(positions=(0, 3, 4), raised=(3, 4))
     return castable
 
 
 def mixtures(op: Any, limit: int) -> Iterator[tuple[Call, Call]]:
-    """Yields calls in float32, and the same with inputs in bfloat16 and float32 by turns, each of the two first once.
+    """Yields calls in float32, and the same calls with alternating bfloat16 and float32 inputs, each of the two first
+    once.
 
     Running statistics and similar buffers stay in float32, as in a model.
     """
@@ -182,7 +183,7 @@ def cast_by_hand(op: Any, call: Call) -> Call:
     keeps = [where for _, where in eligible if castable is not None and _may_stay_float32(castable, where)]
     deciding = [tensor for tensor, where in eligible if where in keeps]
     if castable is not None and castable.off_cpu:
-        # On a CPU a norm's weight decides for its bias too.
+        # On a CPU the weight of a norm determines the precision of its bias too.
         deciding = [
             tensor for tensor, where in eligible if where in (castable.off_cpu[0], castable.off_cpu_keywords[0])
         ]

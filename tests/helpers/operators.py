@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: How to call each operator, and why some cannot be called. `helpers/search_operators.py` writes both files.
+#: The ways to call each operator, and the reasons why some cannot be called. `helpers/search_operators.py` writes both
+#: files.
 FOLDER = Path(__file__).parents[1] / "weights"
 WAYS, NOT_CALLED = FOLDER / "operators.txt", FOLDER / "operators_not_called.txt"
 
 SHAPES = ((12, 12), (2, 4, 6, 6), (12,), (2, 12, 12), (2, 4, 4, 6, 6))
 
-#: The kinds of the other tensors beside the weight: floats, integers, truth values, numbers without dimensions, vectors
+#: The kinds of the tensors other than the weight: floats, integers, truth values, numbers without dimensions, vectors
 #: of the last or of the second dimension, integer vectors, or what their names suggest.
 KINDS = ("g", "n", "f", "i", "1", "c", "b", "0", "v")
 
-#: Each variant is one set of the values that are not tensors: some keep the defaults, others pass all.
+#: Each variant is one set of the values that are not tensors. Some variants use the defaults, and others pass all
+#: values.
 VARIANTS = (0, 1, 2, 3)
 
 _INTEGERS = (

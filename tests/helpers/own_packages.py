@@ -62,7 +62,7 @@ def own_package(folder: Path, name: str) -> Iterator[Callable[[str], Any]]:
     for file, source in _FILES.items():
         path = folder / name / file
         path.parent.mkdir(exist_ok=True)
-        # Dynamo takes functions within functions for each other if their code and lines are equal, whatever their file.
+        # Dynamo confuses functions within functions if their code and lines are equal, even if their files differ.
         path.write_text("\n" * next(_lines) + textwrap.dedent(source), encoding="utf-8")
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()

@@ -1,4 +1,4 @@
-"""Layers and products whose weights are packed, and the same computed by hand."""
+"""Layers and products whose weights are packed, and the same layers and products computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assume(form: processor.Form, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_short_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on random numbers have few bits, so float32 sums their products without rounding, in any order."""
+    """Makes random numbers have few bits from now on, so float32 sums their products without rounding, in any order."""
 
     def draw(*sizes: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         shape = sizes[0] if sizes and not isinstance(sizes[0], int) else sizes
@@ -75,7 +75,7 @@ def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def linear_by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """Computes as a layer in bfloat16 does; without a gradient of the weight, torch makes some products differently."""
+    """Computes a layer in bfloat16. Without a gradient of the weight, torch computes some products differently."""
     bias = None if layer.bias is None else layer.bias.detach().bfloat16()
     return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16().requires_grad_(), bias)
 
@@ -86,7 +86,7 @@ def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.L
 
 
 def assert_calls_are_right(layer: nn.Linear, x: torch.Tensor) -> None:
-    """Asserts the result of each call; there are enough calls for the layer to be packed."""
+    """Asserts the result of each call. It makes enough calls for the layer to be packed."""
     with torch.no_grad():
         for _ in range(8):
             assert torch.equal(layer(x), linear_by_hand(layer, x))

@@ -1,7 +1,7 @@
 """Steps with a planted fault: one line that must not run in lower precision, marked with ``# planted``.
 
-Each fault is a function that returns a step. Its line runs in lower precision because ``lower`` names its operation;
-with that line in float32 the step is as in float32.
+Each fault is a function that returns a step. The marked line runs in lower precision because ``lower`` names its
+operation. With this line in float32 the step has the same result as in float32.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Step = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault. ``family``: the kind of model. ``kind``: what goes wrong."""
+    """A planted fault. ``family``: the kind of model. ``kind``: the kind of fault."""
 
     name: str
     family: str
     kind: str
     make: Callable[[], Step]
-    #: Operations that are lowered besides the recommended lists.
+    #: Operations that are lowered in addition to those of the recommended lists.
     lower: tuple[str, ...]
     dtype: torch.dtype = torch.bfloat16
 

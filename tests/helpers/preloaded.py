@@ -26,7 +26,7 @@ def compiled(source: Path, folder: Path) -> Path:
 def run_guarded(
     guard_pages: Path | None, script: Path, *arguments: str, seconds: float, threads: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script in which each access to freed memory of a tensor, or beside a tensor, ends the process."""
+    """Runs a script. Each access to freed memory of a tensor, or to memory next to a tensor, ends the process."""
     guarded = {"LD_PRELOAD": str(guard_pages), "GUARD_PAGES_FREED": "1"} if guard_pages else {}
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "ignore", str(script), *arguments],

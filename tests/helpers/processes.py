@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """Runs ``work`` at once with each number below ``count``, each in its own thread."""
+    """Runs ``work`` with each number below ``count`` at the same time, each in its own thread."""
     threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
@@ -55,8 +55,8 @@ RUN = ("-m", "habana_mp", "run")
 
 
 def split_lines(stderr: str) -> tuple[str, list[str]]:
-    """Returns what the script itself wrote to standard error, and the lines of habana-mp, without the warning for
-    processors on which bfloat16 is slow."""
+    """Returns the script's own output to standard error, and the lines of habana-mp, without the warning for processors
+    on which bfloat16 is slow."""
     lines = stderr.splitlines(keepends=True)
     ours = [line for line in lines if line.startswith("habana-mp: ")]
     return "".join(line for line in lines if line not in ours), [

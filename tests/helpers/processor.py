@@ -1,4 +1,4 @@
-"""Abilities of this processor, and of plain torch on it. They are found out by trying, never by the processor's name.
+"""Finds out abilities of this processor, and of plain torch on it, by trying, never by the processor's name.
 
 The core's own trials of packed weights are not used here, since the tests check what these trials decide.
 """
@@ -21,14 +21,14 @@ from helpers.comparing import tensors
 #: Takes rows, a weight and a bias, which may be None if it is not added.
 Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
-#: The layout in which linear layers are packed: that of torch's CPU library, that of the package's kernels if they give
-#: torch's bits, or that of the kernels even if they give other bits.
+#: The layout in which linear layers are packed: the layout of torch's CPU library, the layout of the package's kernels
+#: if they give torch's bits, or the layout of these kernels even if they give other bits.
 Form = Literal["library", "panels", "panels in any order"]
 
 _BLOCKS = (256, 512, 1024, 2048)
-#: With more rows, the sums of tiles are not computed without tiles.
+#: For more rows than this, sums in the order of tiles are always computed with tiles.
 _MOST_ROWS_BY_FMA = 7
-#: Torch may sum a product of at most so many numbers in its own loop.
+#: Torch may sum a product of at most this many numbers in its own loop.
 _SMALL_PRODUCT = 1 << 14
 
 _SEEDS = 4
@@ -42,7 +42,7 @@ _found_out: dict[Any, bool] = {}
 
 
 def assume_packing(form: Form) -> None:
-    """Packs weights in this form wherever it gives the right bits, without a measurement of the speed."""
+    """Packs weights in this layout wherever it gives the right bits, without measuring the speed."""
     _assumed[:] = [form]
     if "packed" in _core.accelerators:
         _core.weights_assume_packing(form)
@@ -72,7 +72,7 @@ def _bits(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:
 def kernels_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: str = "pairs", block: int | None = None
 ) -> torch.Tensor:
-    """Returns the product that the package's kernels make of bfloat16 rows, a weight [outer][inner] and a bias. The
+    """Returns the product of bfloat16 rows, a weight [outer][inner] and a bias, computed by the package's kernels. The
     default is to sum in pairs, in one block."""
     rows = x.reshape(-1, x.shape[-1])
     result = np.empty((rows.shape[0], weight.shape[0]), np.uint16)
@@ -122,7 +122,7 @@ def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bo
         for seed in range(_SEEDS):
             x, weight, small = sums_of_rounding(like, outer, seed)
             given = weight.t().contiguous() if turned else weight
-            # As a layer's weight: if it requires no gradient, torch makes some products in another way.
+            # A layer's weight requires a gradient. Without one, torch makes some products in another way.
             given.requires_grad_()
             for rows, added in ((x, small), (_denormals(x), torch.zeros_like(small))):
                 b = added if bias else None
@@ -209,7 +209,7 @@ def library_packs_convolutions() -> bool:
 
 
 def library_sums_as_convolution(layer: torch.nn.Conv2d, like: torch.Tensor) -> bool:
-    """The same for a convolution of images in channels-first order; its packed form takes channels-last order."""
+    """The same for a convolution of images in channels-first order. Its packed form needs channels-last order."""
     operators = packing_operators()
     if not operators:
         return False
@@ -229,7 +229,7 @@ def library_sums_as_convolution(layer: torch.nn.Conv2d, like: torch.Tensor) -> b
 
 
 def aot_eager_gives_the_bits_of_eager(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Compares in plain torch."""
+    """Compares the two ways in plain torch."""
     with hmp.disable_casts():
         expected = tensors(function(*arguments))
         compiled = tensors(torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments))

@@ -1,4 +1,4 @@
-"""Two processes that run a test's body as the two ranks of one gloo group, and are used again for the next test."""
+"""Two processes that run a test's body as the two ranks of one gloo group. They are reused for the next test."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Ranks:
         self._answers(TO_RUN)
 
     def _answers(self, seconds: float) -> None:
-        """Waits for all ranks. A failed rank may leave the other one waiting for it, so the wait is short then."""
+        """Waits for all ranks. If a rank has failed, the other one may wait for it, so the wait is short then."""
         deadline = time.monotonic() + seconds
         failures: list[str] = []
         silent = dict(enumerate(self._pipes))
@@ -117,7 +117,7 @@ def on_two_ranks(body: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-#: The first releases with fully_shard use CUDA streams on any device; fully_shard was private then.
+#: The first releases with fully_shard use CUDA streams on any device. In these releases fully_shard is private.
 needs_fully_shard = pytest.mark.skipif(
     not dist.is_available() or not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"),
     reason="this torch's fully_shard needs a GPU",

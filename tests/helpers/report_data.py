@@ -1,4 +1,4 @@
-"""Reports as data, made by hand: from rows, and for a small network."""
+"""Makes reports as data by hand, from rows and for a small network."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PLAIN: Row = {
 
 
 def row(operation: str, precision: str = "bf16", **more: Any) -> Row:
-    """Returns a row with the given values, and those of :data:`PLAIN` for the rest."""
+    """Returns a row with the given values. The other values are those of :data:`PLAIN`."""
     unknown = more.keys() - PLAIN.keys() - {"order"}
     assert not unknown, unknown
     return {**PLAIN, "operation": operation, "precision": precision, **more}
 
 
 def report(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
-    """Returns a report with these rows; their order is that of their first calls."""
+    """Returns a report with these rows, which are in the order of their first calls."""
     placed = [{"order": i, **one} for i, one in enumerate(rows)]
     by_precision: dict[str, dict[str, Any]] = {}
     for one in placed:

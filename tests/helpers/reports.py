@@ -1,4 +1,4 @@
-"""Invented reports in the form of ``Report.to_dict()``: of an encoder, of many call sites, of operations alone."""
+"""Invented reports in the form of ``Report.to_dict()``: for an encoder, for many call sites, for operations alone."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _ping_pong(layer: int, rows: list[int], calls: int) -> Data:
 
 
 def many(rows: int = 10_000) -> Data:
-    """Returns a report of so many call sites, ten in each module."""
+    """Returns a report of this many call sites, ten in each module."""
     maker = _Maker(3)
     before: int | None = None
     for number in range(rows):
@@ -209,7 +209,7 @@ def many(rows: int = 10_000) -> Data:
 
 
 def operations_only() -> Data:
-    """Returns a report of the least detail: no modules, no places, no times."""
+    """Returns a report with the least detail, without modules, places and times."""
     detailed = encoder(2)["rows"]
     nothing = ("module", "file", "line", "function", "seconds", "cast_seconds")
     merged: dict[tuple[str, str, str, str], Data] = {}

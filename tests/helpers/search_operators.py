@@ -27,7 +27,7 @@ from helpers.operators import Way, way_of
 #: The longest processor time in seconds of the search for one argument.
 MOST_SECONDS = 0.06
 
-#: With these variables the C library ends a process that has written beside its memory.
+#: With these variables the C library ends a process that has written outside of its memory.
 CHECKED = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
 
 NO_KERNEL = "no kernel for tensors in the memory of the CPU"
@@ -35,7 +35,8 @@ CRASHES = "torch crashes with arguments that are made from the schema"
 
 
 def ways() -> dict[str, list[str]]:
-    """Returns by operator the ways to call it with a weight as each of its tensors; ``-`` if that is not possible."""
+    """Returns for each operator the ways to call it with a weight as each of its tensors; ``-`` if this is not
+    possible."""
     if not operators.WAYS.exists():
         return {}
     rows = (line.split() for line in operators.WAYS.read_text().splitlines())
@@ -48,7 +49,7 @@ def release_of_files() -> str:
 
 
 def not_called() -> dict[str, str]:
-    """Returns by operator and argument the reason why it is not called."""
+    """Returns the reasons why operators are not called, by operator and argument."""
     found: dict[str, str] = {}
     reason = ""
     for line in operators.NOT_CALLED.read_text().splitlines():
@@ -111,7 +112,7 @@ def work(path: Path, first: int) -> None:
 
 
 def search(path: Path) -> dict[tuple[int, int], str]:
-    """Returns the way or the reason by the numbers of operator and argument."""
+    """Returns the ways or the reasons, by the numbers of operator and argument."""
     path.write_text("")
     first = 0
     while True:

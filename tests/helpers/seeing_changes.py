@@ -50,9 +50,9 @@ def as_by_hand(
     hand: Use | None = None,
     kernels: Use | None = None,
 ) -> torch.Tensor:
-    """Returns the result of the layer. Asserts that it and its gradients are those of casting its weight now.
+    """Returns the result of the layer. Asserts that it and the gradients are the same as with a new cast of the weight.
 
-    The result may also be that of the package's ``kernels``, which may sum in another order than torch."""
+    The result may also be the result of the package's ``kernels``, which may sum in another order than torch."""
     x, mine = X.clone().requires_grad_(), X.clone().requires_grad_()
     result = used(of, mode, use, x)
     weight, bias = (one.detach().clone().requires_grad_(one.requires_grad) for one in (of.weight, of.bias))

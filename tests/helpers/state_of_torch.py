@@ -1,4 +1,4 @@
-"""Checks that torch is as it was."""
+"""Checks that torch is restored."""
 
 from __future__ import annotations
 

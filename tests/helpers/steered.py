@@ -1,4 +1,4 @@
-"""A model whose outputs tell in which precision each of its parts ran, and the ways to steer one part."""
+"""A model whose outputs show the precision in which each of its parts ran, and the ways to steer one part."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from habana_mp import hmp
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-#: Both operations of a part are lowered, where no rule says otherwise.
+#: Both operations of a part are lowered if no rule keeps them in float32.
 LOWERED = (BF16, BF16)
 
-#: What steers, and the precisions of the product and the softmax of the part that is steered.
+#: The ways to steer, and the precisions of the product and the softmax of the steered part.
 STEERED = {
     "operation": (BF16, FP32),
     "every": (FP32, FP32),
@@ -23,7 +23,7 @@ STEERED = {
     "exact": (BF16, FP32),  # the product is made by the code of nn.Linear
 }
 
-#: These ways steer a module at one path. The others steer the module wherever it is called.
+#: These ways steer a module at one path. The other ways steer the module wherever it is called.
 BY_PATH = ("operation", "every")
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -88,8 +88,8 @@ def inputs() -> torch.Tensor:
 
 
 def options_for(how: str, model: nn.Module, path: str) -> dict[str, Any]:
-    """Returns the options of convert that steer the module of the model at a path to float32. Keeps it, or gives it
-    exact code, where that steers it."""
+    """Returns the options of convert that steer the module of the model at a path to float32. If the way needs this,
+    keeps the module or gives it exact code."""
     module = model.get_submodule(path)
     if how == "keep":
         hmp.keep(module)

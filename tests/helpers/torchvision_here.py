@@ -1,9 +1,9 @@
-"""Imports torchvision beside a torch for which its extension was not built.
+"""Imports torchvision with a torch for which its extension was not built.
 
-The wheel's extension loads beside one build of torch only. Without it ``import torchvision`` needs operators that are
-not defined, and raises, also in every library that imports torchvision if it is installed. So torchvision is installed
-in a folder of its own (see the Makefile), and this module defines the operators by name: the transforms and most models
-call none of them.
+The wheel's extension loads with one build of torch only. Without the extension, ``import torchvision`` needs operators
+that are not defined, and raises an error. The same happens in every library that imports torchvision if it is
+installed. So torchvision is installed in its own folder (see the Makefile), and this module defines the operators by
+name. The transforms and most models call none of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def import_torchvision(name: str = "torchvision") -> Any:
         if "torchvision::" not in str(error) or _libraries:
             raise
     library = torch.library.Library("torchvision", "FRAGMENT")
-    _libraries.append(library)  # its definitions last as long as this object
+    _libraries.append(library)  # its definitions exist as long as this object
     for operator, schema in _ASKED_FOR.items():
         library.define(operator + schema)
     return importlib.import_module(name)

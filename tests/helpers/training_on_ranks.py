@@ -1,4 +1,4 @@
-"""A model and its training, in one process by hand and on two ranks."""
+"""A model and its training, by hand in one process, and on two ranks."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from habana_mp import Report, _core
 
 
 def paths(report: Report) -> dict[str | None, set[str]]:
-    """Returns by module the operations that ran in it, without those that fill new parameters."""
+    """Returns the operations that ran in each module, without those that fill new parameters."""
     found: dict[str | None, set[str]] = {}
     for row in report:
         if row.reason not in ("construction", "in_place"):

@@ -21,7 +21,7 @@ namespace {
 
 struct Facts {
   bool python_function = false;
-  bool users_function = false;
+  bool user_function = false;
   bool records = false;
   bool listed_rule = true;
   bool rule_for_lowered = false;
@@ -60,7 +60,7 @@ struct Facts {
     return answer;
   }
   bool is_python_function() const { return tell('f', python_function); }
-  bool is_users_function() const { return tell('y', users_function); }
+  bool is_user_function() const { return tell('y', user_function); }
   bool records_gradients() const { return tell('g', records); }
   bool has_listed_rule() const { return listed_rule; }
   bool has_rule_for_lowered() const { return rule_for_lowered; }
@@ -361,7 +361,7 @@ void check_rule_sources() {
   facts.records = false;
   facts.python_function = true;  // one of torch's
   CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::unlisted);
-  facts.users_function = true;
+  facts.user_function = true;
   CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::lists);
   CHECK(choose_rule_source({.lists_are_suspended = true, .until_tracking = true}, facts) == RuleSource::lists);
 

@@ -30,7 +30,7 @@ Strides strides_of_channels_last(const std::int64_t* sizes) {
 
 bool are_images(PyObject* tensor, DLTensor& view) { return host::view_on_cpu(tensor, view) && view.ndim == dimensions; }
 
-// True for images of these sizes and this kind, with strides.
+// True if the tensor is a batch of images with these sizes, this kind and strides.
 bool are_images_like(PyObject* tensor, const Sizes& sizes, Kind kind, DLTensor& view) {
   return are_images(tensor, view) && view.strides != nullptr && host::is_of_kind(view, kind) &&
          std::equal(sizes.begin(), sizes.end(), view.shape);

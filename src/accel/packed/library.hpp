@@ -22,8 +22,8 @@ bool is_in_use() noexcept;
 // Returns the packed form of a cast for such calls.
 Owned pack(PyObject* cast, const PackedCall& call);
 Owned call_packed(const PackedCall& call, PyObject* packed);
-// Calls the torch function with a cast of the weight in the form in which the call was written: a cast of the weight's
-// view if the call has one.
+// Calls the torch function with a cast of the weight. If the call was written with a view of the weight, passes the
+// same view of the cast.
 Owned call_plain(const PackedCall& call, PyObject* cast);
 
 }  // namespace habana_mp::accel

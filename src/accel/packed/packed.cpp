@@ -31,8 +31,8 @@ Assumed assumed = Assumed::measured;
 // A weight is packed after this many uses in a row without a gradient and without a change.
 constexpr std::uint32_t quiet_enough = 4;
 
-// Returns that number for a weight. It doubles with each call, after the first several, for which the packed weight was
-// of no use and a plain cast was made.
+// Returns this number for a weight. The number doubles with each call for which the packed weight was of no use, so
+// that a plain cast was made. The first several such calls do not count.
 std::uint32_t quiet_uses_before_packing(const Entry& entry) {
   constexpr std::uint32_t forgiven = 8;
   constexpr std::uint32_t most_doublings = 20;
@@ -43,13 +43,13 @@ std::uint32_t quiet_uses_before_packing(const Entry& entry) {
 constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
 constexpr double clearly = 1.1;
-// Reordered images are tried for at most this many kinds of calls of a weight, since their sizes may always be new.
+// Reordered images are tried for at most this many kinds of calls of a weight, since each call may have other sizes.
 constexpr std::uint32_t most_probed = 8;
 
-// The library packs no linear layer's weight with more values: a trial takes as much memory again.
+// A linear layer's weight with more values is not packed by the library, since a trial needs as much memory again.
 constexpr std::int64_t most_tried = std::int64_t{1} << 28;
 
-// A dictionary: for each (shape of the weight, options, size of the input, bias) whether packing pays, measured once.
+// A dictionary from (shape of the weight, options, size of the input, bias) to True if packing pays, measured once.
 PyObject* verdicts() {
   static PyObject* const all = [] {
     const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
@@ -60,7 +60,7 @@ PyObject* verdicts() {
 
 // Returns the options for which a packed form is valid: an empty tuple for a product, else (stride, padding, dilation,
 // groups). For reordered images they include the input's sizes and the number of threads, since the order of sums
-// depends on both and was found to be the same only for these. Returns null if that fails.
+// depends on both, and was shown to be the same only for these. Returns null if that fails.
 Owned options_of(const PackedCall& call) {
   if (call.is_product()) return Owned(PyTuple_New(0));
   PyObject* const* options = call.options;
@@ -73,7 +73,8 @@ Owned options_of(const PackedCall& call) {
                              host::torch_threads()));
 }
 
-// Returns the key of a measurement. The input's size counts by its number of binary digits. Returns null if that fails.
+// Returns the key of a measurement. It contains the number of binary digits of the input's size. Returns null if that
+// fails.
 Owned case_of(const Entry& entry, const PackedCall& call) {
   const auto digits = std::bit_width(static_cast<std::uint64_t>(host::count_elements(call.input)));
   const Owned options = options_of(call);
@@ -82,9 +83,9 @@ Owned case_of(const Entry& entry, const PackedCall& call) {
                              call.bias == Py_None ? Py_False : Py_True));
 }
 
-// For each kind of linear layer, whether the library sums in the same order with a packed weight as with a plain one,
-// tried once. (`gives_the_same_bits` tries the convolutions whose order may differ.) The GIL guards all state of this
-// file. Never destroyed, as the cache.
+// For each kind of linear layer: true if the library sums in the same order with a packed weight as with a plain one.
+// Each kind is tried once. (`gives_the_same_bits` tries the convolutions whose order may differ.) The GIL guards all
+// state of this file. Like the cache, the map is never destroyed.
 std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
   static NeverDestroyed<std::unordered_map<ProductCase, bool, HashOfProductCase>> all;
   return *all;
@@ -98,8 +99,8 @@ std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& cal
   return found == orders_of_sums().end() ? std::nullopt : std::optional(found->second);
 }
 
-// True if the sums are in the same order. If that is not known, tries it with values of its own. Other code may run
-// meanwhile. An interrupt leaves its exception set.
+// True if the sums are in the same order. If this is not known, tries it with other values than the call's. Other code
+// may run meanwhile. An interrupt leaves its exception set.
 bool sums_alike(const Entry& entry, const PackedCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
   const std::optional<ProductCase> one = product_case_of(entry, call);
@@ -123,9 +124,9 @@ Verdict verdict_on(const Owned& one_case) {
   return known == Py_True ? Verdict::pays : Verdict::does_not;
 }
 
-// True if the packed weight gives the same bits. With reordered images a convolution may sum in another order. That
-// shows in one of some ten thousand results, so enough of them are compared to be sure. The weight's own values are not
-// used, since they may all be alike at this time.
+// True if the packed weight gives the same bits. With reordered images a convolution may sum in another order. Then
+// about one of ten thousand results differs, so enough results are compared to be sure. The weight's own values are not
+// used, since they may all be equal at this time.
 bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   constexpr int probes = 5;
   constexpr std::int64_t enough = std::int64_t{1} << 17;
@@ -150,8 +151,8 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   return same && compared >= enough;
 }
 
-// True if packing pays, by the shortest of several calls made in turn: other work on this machine can only make a call
-// longer.
+// True if packing pays. Compares the shortest of several calls that are made in turn, since other work on this machine
+// can only make a call longer.
 bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   if (call.reorders && !gives_the_same_bits(call, cast)) return false;
   if (assumed != Assumed::measured) return assumed == Assumed::library;
@@ -167,7 +168,7 @@ bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   return from_packed * clearly < plain;
 }
 
-// Checked again after other code may have run.
+// True if the entry can be packed. Other code may change this, so it is checked again after such code may have run.
 bool is_plain_and_idle(const Entry& entry) { return entry.has(Layout::plain) && !entry.busy; }
 
 // Brings the weight into the layout of our own kernels if these are the best for this call.
@@ -209,7 +210,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   one_case.reset();
   Owned options = worth && !interrupted ? options_of(call) : nullptr;
   busy.reset();
-  // As in consider_panels.
+  // The cast may have been replaced meanwhile, as in consider_panels.
   if (options && entry.cast.get() == cast.get()) {
     entry.hold(std::move(packed), std::move(holder), Layout::library, std::move(options));
   }
@@ -234,7 +235,7 @@ bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
 }
 
 // True if this call can be computed from a packed weight as it is. False if the input's values count as negated, if the
-// bias is not of the form that a layer has, or if torch sums an input of this layout in another order.
+// bias has another form than a layer's bias, or if torch sums an input of this layout in another order.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
   if (host::is_negative(call.input)) return false;
   if (call.is_product() && !lies_in_rows(call.input)) return false;
@@ -283,7 +284,7 @@ bool may_be_packed(const PackedCall& call, Kind to) {
     }
     if (!library_packs(call) || known->elements < worth_packing) return false;
     if (known_to_sum_alike(*known, call) == false) return false;
-    // A weight in channels-last order gives a result in that order, whatever the order of the input.
+    // If the weight is in channels-last order, so is the result, whatever the order of the input.
     if (call.reorders && !is_channels_first(known->cast.get())) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may run other code

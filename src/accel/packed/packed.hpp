@@ -17,7 +17,7 @@ using weights::packs_count;
 
 // Private torch operators for one kind of call; null if torch lacks them, or if they are not to be used.
 struct PackingOperators {
-  Owned pack;   // of linear (weight, None); of conv2d (weight, padding, stride, dilation, groups, sizes)
+  Owned pack;   // linear: (weight, None); conv2d: (weight, padding, stride, dilation, groups, sizes)
   Owned call;   // (input, packed weight, bias, [padding, stride, dilation, groups,] "none", [], "")
   Owned plain;  // torch's own function, unpatched
 };
@@ -36,7 +36,7 @@ struct PackedCall {
   PyObject* input = nullptr;
   PyObject* weight = nullptr;
   PyObject* bias = nullptr;            // may be None
-  PyObject* const* options = nullptr;  // of conv2d: stride, padding, dilation, groups
+  PyObject* const* options = nullptr;  // for conv2d: stride, padding, dilation, groups
   // True if the call was written with the weight's transposed view. The view is one more tensor that has the weight's
   // memory.
   bool transposed = false;
@@ -49,10 +49,10 @@ struct PackedCall {
   [[nodiscard]] bool is_inner_first() const { return is_product() && (what != Packs::linear) != transposed; }
 };
 
-// True if calls of this kind are ever computed from packed weights here, whatever their weight and other arguments are.
+// True if calls of this kind can be computed from packed weights here, with some weight and other arguments.
 bool may_pack(const PackedCall& call) noexcept;
 
-// True if this call should be prepared: its weight is packed for it, or it may pay to pack it.
+// True if this call should be prepared, because its weight is packed for it, or because packing the weight may pay.
 bool may_be_packed(const PackedCall& call, Kind to);
 
 // Returns the result, computed from the packed weight. Input and bias are in the weight's precision already. Returns

@@ -16,11 +16,11 @@ using kernels::Order;
 
 namespace {
 
-// For at most this many rows, sums in the order of tiles are also tried without tiles; with more rows the tiles should
-// be faster. All calls of a kind (trial.hpp) have more rows than this, or none has, so a measurement holds for all of
-// them.
+// With at most this many rows, sums in the order of tiles are also tried without tiles. With more rows the tiles should
+// be faster. Either all calls of a kind (trial.hpp) have more rows than this, or none of them has, so a measurement is
+// valid for all of them.
 constexpr std::int64_t most_rows_by_fma = 7;
-// More values would take too much memory for a measurement.
+// A weight with more values is not tried, since the measurement would need too much memory.
 constexpr std::int64_t most_tried = std::int64_t{1} << 26;
 // A weight is not tried any more after this many failed trials.
 constexpr std::uint32_t most_trials = 8;
@@ -29,13 +29,13 @@ constexpr double clearly = 1.05;
 // Below this many products of two numbers a call ends before another thread could use the GIL.
 constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
 
-// The GIL guards all state of this file. Never destroyed, as the cache.
+// The GIL guards all state of this file. Like the cache, the map is never destroyed.
 std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() {
   static NeverDestroyed<std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>> all;
   return *all;
 }
 
-// Runs our kernels on the values with which calls of a kind are tried.
+// Runs our kernels with the values that a trial of a kind of call uses.
 class Trial {
  public:
   Trial(const ProductCase& one, const PackedCall& like)
@@ -58,8 +58,8 @@ class Trial {
  private:
   [[nodiscard]] std::size_t whole() const { return static_cast<std::size_t>(case_.inner); }
 
-  // Returns the sums with the block sizes that the library was seen to use, and with half and twice of them; also in
-  // tiles if the library may use these.
+  // Returns the sums to try. Their block sizes are those that the library was seen to use, and half and twice these
+  // sizes. If the library may use tiles, sums in tiles are included.
   [[nodiscard]] std::vector<Sums> sums_to_try() const {
     const bool tiles = kernels::has_tiles();
     const bool tiles_by_fma = tiles && values_.rows() <= most_rows_by_fma;
@@ -87,8 +87,8 @@ class Trial {
     return true;
   }
 
-  // True if one is left, or several that are the same by definition. Any others gave the same bits in this trial only,
-  // so the right one is unknown.
+  // True if one order of sums is left, or several that are the same by definition. If other orders are left, they gave
+  // the same bits in this trial only, and the right one is unknown.
   static bool are_all_the_same(const std::vector<Sums>& left) {
     const auto in_tiles = [](const Sums& sums) {
       return sums.order == Order::tiles || sums.order == Order::tiles_by_fma;
@@ -100,8 +100,9 @@ class Trial {
     return !left.empty() && std::ranges::all_of(left, is_the_first);
   }
 
-  // Returns whether the fastest of these kernels is faster than torch's function and than its library's packed weight.
-  // The shortest of several calls made in turn decide. Returns nothing if a call fails.
+  // Returns a verdict that is true if the fastest of these kernels is faster than torch's function and than its
+  // library's packed weight. Compares the shortest of several calls that are made in turn. Returns nothing if a call
+  // fails.
   std::optional<PanelVerdict> pays(const std::vector<Sums>& left) {
     const bool has_packed = library_packs(values_.call());
     const Owned packed = has_packed ? pack(values_.weight(), values_.call()) : nullptr;

@@ -24,14 +24,15 @@ struct PanelVerdict {
   Sums sums;
 };
 
-// Returns the verdict on calls like this one. Returns nothing if none was tried yet, or if such calls cannot be tried.
+// Returns the verdict on calls like this one. Returns nothing if no such call was tried yet, or if such calls cannot be
+// tried.
 std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept;
 
 // True if our kernels may compute such calls at all.
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept;
 
-// Tries such calls with values of its own. Other code may run meanwhile. Returns nothing if the trial failed; an
-// interrupt leaves its exception set.
+// Tries such calls with other values than the call's. Other code may run meanwhile. Returns nothing if the trial
+// failed; an interrupt leaves its exception set.
 std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call);
 
 void forget_panel_verdicts() noexcept;
@@ -43,8 +44,8 @@ inline Layout panels_for(const PackedCall& call) {
   return call.is_inner_first() ? Layout::inner_first : Layout::panels;
 }
 
-// Returns the weight's cast in the kernels' layout. `inner_first` says that the cast is [inner][outer]. Returns null if
-// that is not possible; an exception is set only for an interrupt.
+// Returns the weight's cast in the kernels' layout. `inner_first` is true if the cast is [inner][outer]. Returns null
+// if that is not possible; an exception is set only for an interrupt.
 Owned make_panels(PyObject* cast, bool inner_first);
 
 // Returns the product. Input and bias are bfloat16 already. Returns null as `make_panels` does.

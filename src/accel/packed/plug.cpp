@@ -24,7 +24,8 @@ using engine::Tally;
 
 namespace {
 
-// The positions of the arguments that a packed weight is used with, and the least and most arguments of such a call.
+// The positions of the arguments of a call that may use a packed weight, and the smallest and largest number of its
+// arguments.
 struct ArgumentPositions {
   Py_ssize_t input = 0;
   Py_ssize_t weight = 1;
@@ -33,7 +34,7 @@ struct ArgumentPositions {
   Py_ssize_t most = 2;
 };
 
-// Returns the positions in calls as torch's modules write them; conv2d with all of its options.
+// Returns the positions in calls as torch's modules write them. A call of conv2d has all of its options.
 ArgumentPositions positions_of(Packs what) {
   switch (what) {
     case Packs::linear:
@@ -47,12 +48,12 @@ ArgumentPositions positions_of(Packs what) {
   }
 }
 
-// Returns the weight whose transposed view the call is written with, or null.
+// If the call is written with the transposed view of a weight, returns the weight, else null.
 Owned weight_behind(PyObject* given) {
   return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
 }
 
-// As `answer_from_packed`, for a call whose input and bias, of these kinds, are still to be cast.
+// Returns the same as `answer_from_packed`, for a call whose input and bias have these kinds and are not cast yet.
 Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to, Tally& tally) {
   // The weight of a product is checked first, since that is the cheapest check. The check of a convolution's weight
   // depends on the layout of the input.
@@ -84,7 +85,7 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   return result;
 }
 
-// As `answer_from_packed`, but throws std::bad_alloc when memory runs out.
+// Returns the same as `answer_from_packed`, but throws std::bad_alloc when memory runs out.
 Owned try_packed(const Call& call, Kind to, Tally& tally) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;

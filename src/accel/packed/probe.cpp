@@ -26,7 +26,7 @@ struct Random {
 void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) noexcept {
   auto* const values = static_cast<std::uint16_t*>(bf16_values);
   Random random{seed};
-  // Any sign and fraction, and exponents from -8 to -1.
+  // The values have any sign and fraction, and exponents from -8 to -1.
   for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<std::uint16_t>(0x3b80U + (random.next() & 0x83ffU));
 }
 

@@ -14,9 +14,9 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
 
 // Fills one side of a product, [rows][inner], in the same way. In the product of an input that is `reversed` and a
 // weight that is not, the second half of each sum cancels the first half, in another order. Only rounding errors
-// remain, so the results show the order of the sums. A value without a partner is zero. The rest of a row that does not
-// fill a block of `smallest_block` cancels by itself. Its values are so large that they show whether the sum before
-// them was there.
+// remain, so the results show the order of the sums. A value without a partner is zero. If the end of a row does not
+// fill a block of `smallest_block`, it cancels by itself. Its values are so large that the result depends on whether
+// the sum before them was already added.
 void fill_with_cancelling_sums(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
                                std::uint64_t seed);
 inline constexpr std::int64_t smallest_block = 256;

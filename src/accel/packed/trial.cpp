@@ -121,7 +121,7 @@ void ProductTrial::fill_weight() {
   for (std::int64_t k = 0; k < case_.inner; ++k) {
     std::uint16_t* const row = values + k * case_.outer;
     for (std::int64_t j = 0; j < different; ++j) row[j] = rows[static_cast<std::size_t>(j * case_.inner + k)];
-    // Copies the columns that differ; each is filled before it is copied.
+    // Copies the columns that differ. Each of them is filled before it is copied.
     for (std::int64_t j = different; j < case_.outer; ++j) row[j] = row[j - different];
   }
 }
@@ -143,13 +143,13 @@ bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::functi
   return expected && compare(expected.get());
 }
 
-// Fills the input, and the bias with values as small as the sums. If `denormal`, the input has denormals, which some
-// kernels take for zero, and the bias is zero.
+// Fills the input, and fills the bias with values as small as the sums. If `denormal` is true, the input has denormals,
+// which some kernels treat as zero, and the bias is zero.
 void ProductTrial::fill(std::uint64_t seed, bool denormal) {
   auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
   fill_with_cancelling_sums(input, rows(), case_.inner, true, seed);
   if (denormal) {
-    // Without signs, so that they do not cancel.
+    // Removes the signs, so that the values do not cancel.
     const std::int64_t count = rows() * case_.inner;
     for (std::int64_t i = 0; i < count; ++i) input[i] &= 0x007f;
   }

@@ -25,7 +25,7 @@ struct ProductCase {
   bool transposed;
   std::int64_t outer;
   std::int64_t inner;
-  std::size_t rows;  // the binary digits of their number; for small products 64 plus the number
+  std::size_t rows;  // the number of binary digits of the row count; for small products 64 plus the row count
   std::size_t threads;
   bool has_bias;
   bool is_matrix;  // the input has two dimensions
@@ -66,9 +66,9 @@ struct Rows {
 };
 inline constexpr std::int32_t most_dimensions = 8;
 
-// Returns the rows of a view. Returns nothing if they do not have this length, or if torch computes their layout in
-// another way, which sums in another order: the rows of a matrix must be at equal distances without overlap, those of a
-// tensor with more dimensions must be adjacent.
+// Returns the rows of a view. Returns nothing if the rows do not have this length, or if torch computes such a layout
+// in another way, which sums in another order. The rows of a matrix must be at equal distances without overlap. The
+// rows of a tensor with more dimensions must be adjacent.
 std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length);
 
 // True if the rows of an input have a layout for which torch's function gives the same bits as packed weights. For
@@ -78,14 +78,15 @@ bool lies_in_rows(PyObject* input) noexcept;
 // Returns the address of the values of a contiguous bfloat16 tensor on the CPU; null for any other tensor.
 void* values_of(PyObject* tensor);
 
-// A call of a kind, with its own weight, bias and inputs. Their values make the order of the sums show in the results.
+// A call of a kind, with its own weight, bias and inputs. With these values the results depend on the order of the
+// sums.
 class ProductTrial {
  public:
   ProductTrial(const ProductCase& one, const PackedCall& like);
 
-  // In the layout of the weight of such calls. Null if it could not be made.
+  // Returns the weight, in the layout that the weight of such calls has. Null if it could not be made.
   [[nodiscard]] PyObject* weight() const { return has_values_ ? weight_.get() : nullptr; }
-  // The same as the call has it: the weight or its transposed view.
+  // Returns the weight as the call passes it: the weight itself or its transposed view.
   [[nodiscard]] PyObject* given() const { return given_.get(); }
   [[nodiscard]] const PackedCall& call() const { return call_; }
   [[nodiscard]] std::int64_t rows() const { return host::count_elements(input_.get()) / case_.inner; }

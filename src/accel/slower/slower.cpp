@@ -138,7 +138,7 @@ bool may_be_skipped(const Call& call) {
   const auto& [target, rule, _, reading] = call;
   return rule.action == Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
          (reading.present.kinds & floating) == bit(Kind::f32) &&
-         (target.shape == host::Shape::function || target.shape == host::Shape::method) && !host::grad_is_enabled() &&
+         (target.kind == host::CallableKind::function || target.kind == host::CallableKind::method) && !host::grad_is_enabled() &&
          !host::is_traced();
 }
 

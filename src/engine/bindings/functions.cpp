@@ -38,7 +38,7 @@ py::object answer(Target& target, const py::tuple& arguments, const py::dict& ke
 class Composite {
  public:
   Composite(const py::object& function, const py::object& called, const std::string& operation)
-      : target_(engine::target_for(function.ptr(), host::Shape::composite, operation.c_str(), function.ptr())) {
+      : target_(engine::target_for(function.ptr(), host::CallableKind::composite, operation.c_str(), function.ptr())) {
     if (target_ == nullptr) throw py::error_already_set();
     Reserve::fill();
     target_->called = Owned::borrowed(called.ptr());
