@@ -180,9 +180,9 @@ def rules_by_module() -> None:
 
 @entry()
 def kept_modules() -> None:
-    model = nn.Sequential(hmp.keep(nn.Linear(8, 8)), nn.Linear(8, 8))
-    model(X)
-    hmp.keep(model[0], None)
+    hmp.keep(MODEL[0])
+    MODEL(X)
+    hmp.keep(MODEL[0], None)
 
 
 @entry(guard=1.0)

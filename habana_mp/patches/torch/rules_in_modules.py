@@ -46,25 +46,25 @@ class RulesInModules:
 
     def begin(self) -> None:
         """Makes the rules depend on the running module, from now on. Forgets the rule sets that were found before."""
+        self.is_on = True  # first: after an error, `end` undoes what was done
         self._numbers.clear()
         self._told.clear()
         self._has_told_of_many = False
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
         _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
-        self.is_on = True
         modules_in_graphs.begin("rules")
         exported_programs.begin()
 
     def end(self) -> None:
         """Makes all modules run by the same rules again."""
         if self.is_on:
-            self.is_on = False
             exported_programs.end()
             modules_in_graphs.end("rules")
             _core.take_rules_out_of_modules()
             direct_calls.end("rules")
             module_paths.forget()
+            self.is_on = False  # last: after an error, another call goes on
 
     def _number(self, chain: list[Any], lists: int, kept_in: int) -> int:
         """Returns the number of the rule set in a module; 0 if the lists decide there as elsewhere."""
