@@ -17,6 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import hmp
+from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.torch.export import exported_programs
 from helpers.lists import Converter, write_list
 from helpers.steered import (
     BF16,
@@ -462,3 +464,36 @@ def test_a_slice_that_becomes_part_of_a_model_gives_its_layers_a_place_there(con
     other.kept = taken
     assert taken[0](x).dtype is FP32
     assert model(x).dtype is BF16
+
+
+def _fails(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that does the same, and then finds no memory."""
+
+    def failing(*arguments: Any) -> Any:
+        function(*arguments)
+        raise MemoryError
+
+    return failing
+
+
+def test_a_convert_that_fails_while_the_rules_of_modules_begin_leaves_torch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = nn.Module._call_impl.__code__
+    with monkeypatch.context() as patched:
+        patched.setattr(direct_calls, "begin", _fails(direct_calls.begin))
+        with pytest.raises(MemoryError):
+            hmp.convert(rules={"linear @ **": "fp32"})
+    assert nn.Module._call_impl.__code__ is code
+    assert not hmp.is_converted()
+
+
+def test_a_restore_that_fails_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = nn.Module._call_impl.__code__
+    hmp.convert(rules={"linear @ **": "fp32"})
+    with monkeypatch.context() as patched:
+        patched.setattr(exported_programs, "end", _fails(exported_programs.end))
+        with pytest.raises(MemoryError):
+            hmp.restore()
+    hmp.restore()
+    assert nn.Module._call_impl.__code__ is code

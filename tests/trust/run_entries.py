@@ -175,8 +175,9 @@ _WORDS_OF_CPYTHON = (
 )
 
 
-#: What CPython 3.11 loses or sets too much of, where a dictionary of attributes or a string finds no memory, as in the
-#: `__init__` of a frozen dataclass. It may happen below a function of the core, which calls torch's initialisation, or Python of this package.
+#: CPython 3.11 loses an exception, or keeps one too many, where a dictionary of attributes or a string finds no memory,
+#: as in the `__init__` of a frozen dataclass. It may happen below a function of the core, which calls torch's
+#: initialisation, or Python of this package.
 _LOST_BY_CPYTHON = re.compile(
     r"SystemError: (<function Module\.__getattr__ at \w+> returned NULL without setting an exception"
     r"|<method '\w+' of '(str|list|dict|tuple|set)' objects> returned a result with an exception set"
