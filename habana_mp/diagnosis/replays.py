@@ -160,12 +160,15 @@ class Replays:
             (register_optimizer_step_pre_hook, optimizer_begins),
             (register_optimizer_step_post_hook, optimizer_ended),
         ]
+        handles: list[Any] = [None] * len(hooks)
         with ExitStack() as undone:
+            # What undoes a change stands ready before the change: memory may run out between the two.
             undone.callback(self._forget_step)
-            for register, hook in hooks:
-                undone.callback(register(hook).remove)
-            begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
+            undone.callback(_remove_all, handles)
             undone.callback(begun_backwards.stop_listening, self._backward_begins, self._loss_is_scaled)
+            for place, (register, hook) in enumerate(hooks):
+                handles[place] = register(hook)
+            begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
             with observer.observing(), scalers_end_steps(lambda: self._is_looking, _StepEnds):
                 try:
                     returned = self._step()
@@ -314,6 +317,12 @@ class Replays:
         if not self._has_gradient:
             found.add_returned(self._outputs)
         return found
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for one in handles:
+        if one is not None:
+            one.remove()
 
 
 def _weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
