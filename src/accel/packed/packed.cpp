@@ -29,27 +29,28 @@ namespace {
 Assumed assumed = Assumed::measured;
 
 // A weight is packed after this many uses in a row without a gradient and without a change.
-constexpr std::uint32_t quiet_enough = 4;
+constexpr std::uint32_t least_quiet_uses = 4;
 
 // Returns this number for a weight. The number doubles with each call for which the packed weight was of no use, so
 // that a plain cast was made. The first several such calls do not count.
 std::uint32_t quiet_uses_before_packing(const Entry& entry) {
-  constexpr std::uint32_t forgiven = 8;
+  constexpr std::uint32_t free_misses = 8;
   constexpr std::uint32_t most_doublings = 20;
-  return quiet_enough << (std::clamp(entry.uses_without_pack, forgiven, forgiven + most_doublings) - forgiven);
+  return least_quiet_uses << (std::clamp(entry.uses_without_pack, free_misses, free_misses + most_doublings) -
+                              free_misses);
 }
 
 // Below this many values the library's operator costs more than it saves.
-constexpr std::int64_t worth_packing = 1 << 14;
+constexpr std::int64_t least_elements_to_pack = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
-constexpr double clearly = 1.1;
+constexpr double required_speedup = 1.1;
 // Reordered images are tried for at most this many kinds of calls of a weight, since each call may have other sizes.
-constexpr std::uint32_t most_probed = 8;
+constexpr std::uint32_t most_probed_kinds = 8;
 
 // A linear layer's weight with more values is not packed by the library, since a trial needs as much memory again.
-constexpr std::int64_t most_tried = std::int64_t{1} << 28;
+constexpr std::int64_t most_elements_for_library = std::int64_t{1} << 28;
 
-// A dictionary from (shape of the weight, options, size of the input, bias) to True if packing pays, measured once.
+// A dictionary from (shape of the weight, options, size of the input, bias) to True if the packed weight is faster, measured once.
 PyObject* verdicts() {
   static PyObject* const all = [] {
     const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
@@ -94,7 +95,7 @@ std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
 std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
   if (!call.is_product()) return true;
   const std::optional<ProductCase> one = product_case_of(entry, call);
-  if (!one || entry.elements > most_tried) return false;
+  if (!one || entry.elements > most_elements_for_library) return false;
   const auto found = orders_of_sums().find(*one);
   return found == orders_of_sums().end() ? std::nullopt : std::optional(found->second);
 }
@@ -115,13 +116,13 @@ bool sums_alike(const Entry& entry, const PackedCall& call) {
   return orders_of_sums().insert_or_assign(*one, alike).first->second;
 }
 
-enum class Verdict : std::uint8_t { none, pays, does_not };
+enum class Verdict : std::uint8_t { none, is_faster, is_not };
 
 Verdict verdict_on(const Owned& one_case) {
   PyObject* known = one_case ? PyDict_GetItemWithError(verdicts(), one_case.get()) : nullptr;
   clear_error();  // the options of a layer can always be hashed
   if (known == nullptr) return Verdict::none;
-  return known == Py_True ? Verdict::pays : Verdict::does_not;
+  return known == Py_True ? Verdict::is_faster : Verdict::is_not;
 }
 
 // True if the packed weight gives the same bits. With reordered images a convolution may sum in another order. Then
@@ -129,7 +130,7 @@ Verdict verdict_on(const Owned& one_case) {
 // used, since they may all be equal at this time.
 bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   constexpr int probes = 5;
-  constexpr std::int64_t enough = std::int64_t{1} << 17;
+  constexpr std::int64_t least_compared = std::int64_t{1} << 17;
   PackedCall probe = call;
   void* values = nullptr;
   void* weights = nullptr;
@@ -141,19 +142,19 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   const Owned packed = weight ? pack(weight.get(), call) : nullptr;
   bool same = input && packed;
   std::int64_t compared = 0;
-  for (std::uint64_t seed = 1; same && compared < enough && seed <= probes; ++seed) {
+  for (std::uint64_t seed = 1; same && compared < least_compared && seed <= probes; ++seed) {
     fill_with_noise(values, host::count_elements(probe.input), seed);
     const Owned plain = call_plain(probe, weight.get());
     const Owned from_packed = plain ? call_packed(probe, packed.get()) : nullptr;
     same = are_same(plain.get(), from_packed.get());
     compared += same ? host::count_elements(plain.get()) : 0;
   }
-  return same && compared >= enough;
+  return same && compared >= least_compared;
 }
 
-// True if packing pays. Compares the shortest of several calls that are made in turn, since other work on this machine
+// True if the packed weight is faster. Compares the shortest of several calls that are made in turn, since other work on this machine
 // can only make a call longer.
-bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
+bool is_faster_packed(const PackedCall& call, PyObject* cast, PyObject* packed) {
   if (call.reorders && !gives_the_same_bits(call, cast)) return false;
   if (assumed != Assumed::measured) return assumed == Assumed::library;
   double plain = 1e9;
@@ -165,7 +166,7 @@ bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
     plain = std::min(plain, one);
     from_packed = std::min(from_packed, other);
   }
-  return from_packed * clearly < plain;
+  return from_packed * required_speedup < plain;
 }
 
 // True if the entry can be packed. Other code may change this, so it is checked again after such code may have run.
@@ -181,18 +182,18 @@ void consider_panels(Entry& entry, const PackedCall& call) {
   {
     const BusyScope busy(entry);
     if (!verdict) verdict = try_panels(entry, call);
-    if (verdict && verdict->pays) panels = make_panels(cast.get(), call.is_inner_first());
+    if (verdict && verdict->is_faster) panels = make_panels(cast.get(), call.is_inner_first());
   }
   // The cast may have been replaced meanwhile. No other code runs between this check and the change.
   if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
 }
 
-// Packs the weight with torch's operators if that pays for this call.
+// Packs the weight with torch's operators if that is faster for this call.
 void consider_library(Entry& entry, const PackedCall& call) {
-  if (!library_packs(call) || entry.elements < worth_packing) return;
+  if (!library_packs(call) || entry.elements < least_elements_to_pack) return;
   Owned one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
-  if (!one_case || known == Verdict::does_not || !is_plain_and_idle(entry)) {
+  if (!one_case || known == Verdict::is_not || !is_plain_and_idle(entry)) {
     clear_error();
     return;
   }
@@ -201,7 +202,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   std::optional<BusyScope> busy(std::in_place, entry);
   const bool is_alike = sums_alike(entry, call);
   Owned packed = is_alike ? pack(cast.get(), call) : nullptr;
-  const bool worth = packed && (known == Verdict::pays || pays(call, cast.get(), packed.get()));
+  const bool worth = packed && (known == Verdict::is_faster || is_faster_packed(call, cast.get(), packed.get()));
   Owned holder = worth ? host::make_holder(packed.get()) : nullptr;
   drop_error();
   const bool interrupted = PyErr_Occurred() != nullptr;
@@ -216,7 +217,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   }
 }
 
-bool are_its_options(PyObject* packed_for, const PackedCall& call) {
+bool options_match(PyObject* packed_for, const PackedCall& call) {
   if (call.is_product()) return PyTuple_GET_SIZE(packed_for) == 0;
   const Owned options = options_of(call);
   const int equal = options ? PyObject_RichCompareBool(packed_for, options.get(), Py_EQ) : 0;
@@ -227,7 +228,7 @@ bool are_its_options(PyObject* packed_for, const PackedCall& call) {
 bool is_packed_for(const Entry& entry, const PackedCall& call) {
   if (!entry.has(Layout::library) || !library_packs(call)) return false;
   const Owned packed_for = Owned::borrowed(entry.packed_for.get());
-  return are_its_options(packed_for.get(), call);
+  return options_match(packed_for.get(), call);
 }
 
 bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
@@ -238,7 +239,7 @@ bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
 // bias has another form than a layer's bias, or if torch sums an input of this layout in another order.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
   if (host::is_negative(call.input)) return false;
-  if (call.is_product() && !lies_in_rows(call.input)) return false;
+  if (call.is_product() && !has_supported_rows(call.input)) return false;
   if (call.bias == Py_None) return true;
   DLTensor bias;
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
@@ -268,21 +269,21 @@ bool may_be_packed(const PackedCall& call, Kind to) {
   if (known == nullptr || !known->cast || known->busy) return false;
   if (known->layout != Layout::plain && !is_unchanged_for(call, *known)) return false;
   if (known->layout == Layout::plain &&
-      (known->elements < worth_trying || known->untracked_uses < quiet_uses_before_packing(*known))) {
+      (known->elements < least_elements_to_try || known->untracked_uses < quiet_uses_before_packing(*known))) {
     return false;
   }
   if (!is_in_use() || !is_plain_call(call, *known)) return false;
   if (known->layout == Layout::panels || known->layout == Layout::inner_first) {
     if (known->layout != panels_for(call)) return false;
     const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
-    return verdict ? verdict->pays : may_try_panels(*known, call);
+    return verdict ? verdict->is_faster : may_try_panels(*known, call);
   }
   if (known->layout == Layout::plain) {
     if (call.is_product() && may_try_panels(*known, call)) {
       const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
-      if (!verdict || verdict->pays) return true;
+      if (!verdict || verdict->is_faster) return true;
     }
-    if (!library_packs(call) || known->elements < worth_packing) return false;
+    if (!library_packs(call) || known->elements < least_elements_to_pack) return false;
     if (known_to_sum_alike(*known, call) == false) return false;
     // If the weight is in channels-last order, so is the result, whatever the order of the input.
     if (call.reorders && !is_channels_first(known->cast.get())) return false;
@@ -290,11 +291,11 @@ bool may_be_packed(const PackedCall& call, Kind to) {
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may run other code
   if (entry->layout == Layout::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
   const Verdict verdict = verdict_on(case_of(*entry, call));
-  if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed) return false;
-  return verdict != Verdict::does_not;
+  if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed_kinds) return false;
+  return verdict != Verdict::is_not;
 }
 
-Owned answer(const PackedCall& call, Kind to) {
+Owned compute_from_packed(const PackedCall& call, Kind to) {
   const auto found = cache().entries.find({call.weight, to});
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;
@@ -310,7 +311,7 @@ Owned answer(const PackedCall& call, Kind to) {
   if (entry.has(panels_for(call))) {
     verdict = known_verdict(entry, call);
     if (!verdict) verdict = try_panels(entry, call);
-    if (!verdict || !verdict->pays || !entry.has(panels_for(call))) return nullptr;
+    if (!verdict || !verdict->is_faster || !entry.has(panels_for(call))) return nullptr;
   } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Layout::library)) {
     return nullptr;
   }

@@ -57,6 +57,6 @@ bool may_be_packed(const PackedCall& call, Kind to);
 
 // Returns the result, computed from the packed weight. Input and bias are in the weight's precision already. Returns
 // null if the call is to be made in the ordinary way; an exception is set only for an interrupt.
-Owned answer(const PackedCall& call, Kind to);
+Owned compute_from_packed(const PackedCall& call, Kind to);
 
 }  // namespace habana_mp::accel

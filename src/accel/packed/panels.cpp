@@ -21,13 +21,13 @@ namespace {
 // valid for all of them.
 constexpr std::int64_t most_rows_by_fma = 7;
 // A weight with more values is not tried, since the measurement would need too much memory.
-constexpr std::int64_t most_tried = std::int64_t{1} << 26;
+constexpr std::int64_t most_elements_for_panels = std::int64_t{1} << 26;
 // A weight is not tried any more after this many failed trials.
-constexpr std::uint32_t most_trials = 8;
+constexpr std::uint32_t most_failed_trials = 8;
 // A weight's panels must be faster by this factor than the plain weight: making them takes as long as several calls.
-constexpr double clearly = 1.05;
+constexpr double required_speedup = 1.05;
 // Below this many products of two numbers a call ends before another thread could use the GIL.
-constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
+constexpr std::size_t least_products_without_gil = std::size_t{1} << 21;
 
 // The GIL guards all state of this file. Like the cache, the map is never destroyed.
 std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() {
@@ -52,7 +52,7 @@ class Trial {
     const bool in_any_order = assumed_packing() == Assumed::panels_in_any_order;
     if (!are_all_the_same(left)) return PanelVerdict{in_any_order, {Order::pairs, whole()}};
     if (in_any_order || assumed_packing() == Assumed::panels) return PanelVerdict{true, left.front()};
-    return pays(left);
+    return measured(left);
   }
 
  private:
@@ -103,7 +103,7 @@ class Trial {
   // Returns a verdict that is true if the fastest of these kernels is faster than torch's function and than its
   // library's packed weight. Compares the shortest of several calls that are made in turn. Returns nothing if a call
   // fails.
-  std::optional<PanelVerdict> pays(const std::vector<Sums>& left) {
+  std::optional<PanelVerdict> measured(const std::vector<Sums>& left) {
     const bool has_packed = library_packs(values_.call());
     const Owned packed = has_packed ? pack(values_.weight(), values_.call()) : nullptr;
     if (has_packed && !packed) return std::nullopt;
@@ -132,7 +132,7 @@ class Trial {
         spent += ours;
       }
     }
-    return PanelVerdict{from_panels * clearly < plain && from_panels < from_packed, fastest};
+    return PanelVerdict{from_panels * required_speedup < plain && from_panels < from_packed, fastest};
   }
 
   Owned multiply(const Sums& sums) {
@@ -154,9 +154,10 @@ std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& 
 }
 
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept {
-  return kernels::can_multiply() && entry.probed < most_trials && entry.elements >= worth_trying &&
-         entry.elements <= most_tried && entry.geometry.sizes.size() == 2 && sides_for(call, entry).inner % 2 == 0 &&
-         entry.geometry.strides[1] == 1 && product_case_of(entry, call).has_value();
+  return kernels::can_multiply() && entry.probed < most_failed_trials && entry.elements >= least_elements_to_try &&
+         entry.elements <= most_elements_for_panels && entry.geometry.sizes.size() == 2 &&
+         sides_for(call, entry).inner % 2 == 0 && entry.geometry.strides[1] == 1 &&
+         product_case_of(entry, call).has_value();
 }
 
 std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
@@ -225,7 +226,7 @@ Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sid
     return nullptr;
   }
   if (call.bias != Py_None && (product.bias == nullptr || host::count_elements(call.bias) != outer)) return nullptr;
-  if (product.rows * product.inner * product.outer < gil_kept_below) {
+  if (product.rows * product.inner * product.outer < least_products_without_gil) {
     kernels::multiply(product, threads);
   } else if (product.bias == nullptr) {
     host::without_gil_on({call.input, panels}, [&] { kernels::multiply(product, threads); });

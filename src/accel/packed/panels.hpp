@@ -20,7 +20,7 @@ using weights::Layout;
 
 // The result of a trial of one kind of call.
 struct PanelVerdict {
-  bool pays;
+  bool is_faster;
   Sums sums;
 };
 
@@ -38,7 +38,7 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call);
 void forget_panel_verdicts() noexcept;
 
 // A weight with fewer values is not worth a measurement.
-inline constexpr std::int64_t worth_trying = 1 << 6;
+inline constexpr std::int64_t least_elements_to_try = 1 << 6;
 
 inline Layout panels_for(const PackedCall& call) {
   return call.is_inner_first() ? Layout::inner_first : Layout::panels;

@@ -74,7 +74,7 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   const tensor::Transient bias(std::move(made_bias), made.transient && has_bias);
   call.input = input.get();
   call.bias = bias.get();
-  Owned result = bias ? answer(call, to) : nullptr;
+  Owned result = bias ? compute_from_packed(call, to) : nullptr;
   if (!result) {
     drop_error();
     return nullptr;

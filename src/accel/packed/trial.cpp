@@ -81,7 +81,7 @@ std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall&
   };
 }
 
-bool lies_in_rows(PyObject* input) noexcept {
+bool has_supported_rows(PyObject* input) noexcept {
   DLTensor view;
   if (!host::view_on_cpu(input, view) || view.ndim < 2) return false;
   return rows_of(view, view.shape[view.ndim - 1]).has_value();
@@ -128,9 +128,9 @@ void ProductTrial::fill_weight() {
 
 bool ProductTrial::show(const std::function<bool(PyObject* expected)>& compare) {
   if (!has_values_) return false;
-  constexpr std::int64_t enough = 256;
+  constexpr std::int64_t least_compared = 256;
   std::int64_t compared = 0;
-  for (std::uint64_t seed = 1; compared < enough; ++seed) {
+  for (std::uint64_t seed = 1; compared < least_compared; ++seed) {
     if (!show_one(seed, false, compare)) return false;
     compared += std::min(rows(), different_rows) * std::min(case_.outer, different_rows);
   }

@@ -73,7 +73,7 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length);
 
 // True if the rows of an input have a layout for which torch's function gives the same bits as packed weights. For
 // other layouts torch sums in another order, or adds a bias after rounding.
-bool lies_in_rows(PyObject* input) noexcept;
+bool has_supported_rows(PyObject* input) noexcept;
 
 // Returns the address of the values of a contiguous bfloat16 tensor on the CPU; null for any other tensor.
 void* values_of(PyObject* tensor);
