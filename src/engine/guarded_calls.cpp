@@ -130,8 +130,8 @@ template <typename Make>
   if (!result) return nullptr;
   PyObject* const written = target.kind == host::CallableKind::assignment ? arguments.values[0] : result.get();
   const Finite state = worst_of_result(target, written);
-  if (guard->left != 0 && --guard->left == 0) {
-    if (!tell(target, arguments, written, enough_checked, before)) return nullptr;
+  if (guard->left != 0 && --guard->left == 0 && !tell(target, arguments, written, enough_checked, before)) {
+    return nullptr;
   }
   if (state == Finite::numbers && !(checks_all() && is_tracked(written))) return result.release();
   return tell(target, arguments, written, static_cast<int>(state), before) ? result.release() : nullptr;

@@ -1,6 +1,7 @@
 #include "host/torch_api.hpp"
 
 #include <cstdio>
+#include <utility>
 
 #include "errors.hpp"
 #include "owned.hpp"
@@ -188,7 +189,7 @@ bool bind_torch() {
   // The table of another library is watched, but not used.
   const bool is_torchs_own = static_cast<bool>(Owned(attribute(c, "_dlpack_exchange_api")));
   drop_error_unless_memory_error();
-  api = found;
+  api = std::move(found);
   if (const DLPackExchangeAPI* table = is_torchs_own ? exchange_table() : nullptr; table != nullptr) {
     static DLPackExchangeAPI copy;
     copy = *table;

@@ -209,6 +209,7 @@ Job job_of(const py::array& array, Float from, py::array& out, Float to) {
     return {array.data(), from, out.mutable_data(), to, static_cast<std::size_t>(array.size())};
   }
   std::vector<kernels::Axis> axes;
+  axes.reserve(static_cast<std::size_t>(array.ndim()));
   for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) {
     axes.push_back({static_cast<std::size_t>(array.shape(axis)), array.strides(axis), out.strides(axis)});
   }
@@ -403,6 +404,7 @@ void cast_arrays(const py::object& sources_given, const py::object& outs_given, 
     Float to;
   };
   std::vector<py::array> arrays;
+  arrays.reserve(sources.size());
   std::vector<Pair> pairs;
   std::vector<Job> jobs;
   std::size_t count = 0;
