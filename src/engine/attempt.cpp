@@ -25,7 +25,8 @@ enum class CastsByAutocast : std::uint8_t { nothing, uncached, everything };
 CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, Tally& tally) {
   const auto& [target, rule, arguments, reading] = call;
   if (!rule.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return CastsByAutocast::nothing;
-  if (target.kind != host::CallableKind::function && target.kind != host::CallableKind::method) return CastsByAutocast::nothing;
+  if (target.kind != host::CallableKind::function && target.kind != host::CallableKind::method)
+    return CastsByAutocast::nothing;
   bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
   Tally noted;
   noted.leaves_casts_to_autocast = true;

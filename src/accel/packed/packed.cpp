@@ -50,7 +50,8 @@ constexpr std::uint32_t most_probed_kinds = 8;
 // A linear layer's weight with more values is not packed by the library, since a trial needs as much memory again.
 constexpr std::int64_t most_elements_for_library = std::int64_t{1} << 28;
 
-// A dictionary from (shape of the weight, options, size of the input, bias) to True if the packed weight is faster, measured once.
+// A dictionary from (shape of the weight, options, size of the input, bias) to True if the packed weight is faster,
+// measured once.
 PyObject* verdicts() {
   static PyObject* const all = [] {
     const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
@@ -152,8 +153,8 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   return same && compared >= least_compared;
 }
 
-// True if the packed weight is faster. Compares the shortest of several calls that are made in turn, since other work on this machine
-// can only make a call longer.
+// True if the packed weight is faster. Compares the shortest of several calls that are made in turn, since other work
+// on this machine can only make a call longer.
 bool is_faster_packed(const PackedCall& call, PyObject* cast, PyObject* packed) {
   if (call.reorders && !gives_the_same_bits(call, cast)) return false;
   if (assumed != Assumed::measured) return assumed == Assumed::library;

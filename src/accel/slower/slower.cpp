@@ -138,8 +138,8 @@ bool may_be_skipped(const Call& call) {
   const auto& [target, rule, _, reading] = call;
   return rule.action == Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
          (reading.present.kinds & floating) == bit(Kind::f32) &&
-         (target.kind == host::CallableKind::function || target.kind == host::CallableKind::method) && !host::grad_is_enabled() &&
-         !host::is_traced();
+         (target.kind == host::CallableKind::function || target.kind == host::CallableKind::method) &&
+         !host::grad_is_enabled() && !host::is_traced();
 }
 
 // Measures the call both ways in turn, several times. The shortest calls decide. An interrupt leaves its exception set.
