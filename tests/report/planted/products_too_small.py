@@ -19,5 +19,5 @@ class Turned(nn.Module):
 
 hmp.convert(preset="recommended", report="lines")
 model = Turned()
-for _ in range(10):
+for _ in range(100):
     model(torch.randn(4, 4)).float().sum().backward()
