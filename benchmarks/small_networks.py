@@ -76,13 +76,17 @@ class UNet(nn.Module):
         self.grow2, self.up2 = nn.ConvTranspose2d(2 * width, width, 2, 2), _twice(2 * width, width)
         self.head = nn.Conv2d(width, CLASSES, 1)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns the scores of each pixel."""
         a = self.down1(images)
         b = self.down2(F.max_pool2d(a, 2))
         c = self.bottom(F.max_pool2d(b, 2))
         b = self.up1(torch.cat((self.grow1(c), b), 1))
         a = self.up2(torch.cat((self.grow2(b), a), 1))
-        return self.head(a).mean((2, 3))
+        return self.head(a)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.pixels(images).mean((2, 3))
 
 
 class Encoder(nn.Module):

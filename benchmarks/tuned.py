@@ -67,12 +67,7 @@ def denoise(seed: int) -> float:
         speed, phase = torch.rand(2, count, 3, 1, 1) * 8
         clean = (speed * place + phase).sin() * (phase * place[:, None] + speed).cos()
         noisy = clean + 0.5 * torch.randn_like(clean)
-        a = model.down1(noisy)
-        b = model.down2(F.max_pool2d(a, 2))
-        c = model.bottom(F.max_pool2d(b, 2))
-        b = model.up1(torch.cat((model.grow1(c), b), 1))
-        a = model.up2(torch.cat((model.grow2(b), a), 1))
-        return F.mse_loss(model.head(a).float(), clean)
+        return F.mse_loss(model.pixels(noisy).float(), clean)
 
     return train(model, loss, steps=60, rate=3e-3)
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +199,11 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     sites, lowered = watched.sites, watched.outcome
     rows = tuple(row_of(one) for one in sorted(sites, key=lambda one: -abs(one.effect)))
     found = deviations(lowered, exact)
-    lower = lowest_of(sites) if _lowered_products(sites) else None
+    rounding = RunMode(rounded=lowest_of(sites), rounded_lines=_lowered_products(sites))
+    lower = rounding.rounded if rounding.rounded_lines else None
     tolerances = Tolerances(exact, [], lower)
     if worst(tolerances.excess(found)) > 1 and exact.is_finite:
-        tolerances = Tolerances(exact, _noise(runs, exact, sites, progress), lower)
+        tolerances = Tolerances(exact, _noise(runs, exact, rounding, progress), lower)
     excess = tolerances.excess(found)
     harmful: Sequence[Finding] = ()
     search = Search(runs, exact, tolerances, found)
@@ -211,7 +212,7 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     return Diagnosis(tuple(harmful), rows, excess, lowered.loss, exact.loss, search.count)
 
 
-def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress) -> list[Outcome]:
+def _noise(runs: Runs, exact: Outcome, rounding: RunMode, progress: Progress) -> list[Outcome]:
     """Returns outcomes in float32 whose lowered weights are disturbed by one rounding. One outcome adds the rounding
     errors and the other subtracts them, since a choice between experts may change in only one of the two. Raises
     ValueError if the step does other things each time.
@@ -225,8 +226,7 @@ def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress
     made = []
     for sign in (1, -1):
         progress("in float32, with weights that are disturbed by their rounding")
-        mode = RunMode(rounded=lowest_of(sites), rounded_lines=_lowered_products(sites), sign=sign)
-        made.append(runs.run(mode, {}).outcome)
+        made.append(runs.run(replace(rounding, sign=sign), {}).outcome)
     return made
 
 

@@ -104,7 +104,7 @@ def _deviations(run: Outcome, exact: Outcome) -> Deviations:
         names = _with_whole(name, "running_mean", "running_var", exact.state)
         found[f"the new value of {name}"] = _of_group(run.state, exact.state, names, 0.0)
     for name, value in exact.returned.items():
-        found[name] = _relative(run.returned.get(name), value, 0.0)
+        found[name] = relative_error(run.returned.get(name), value)
     return found
 
 
@@ -121,9 +121,9 @@ def _of_group(
     run: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], names: Sequence[str], least: float
 ) -> float:
     if len(names) == 1:
-        return _relative(run.get(names[0]), exact[names[0]], least)
+        return relative_error(run.get(names[0]), exact[names[0]], least)
     mine = torch.cat([run[name].flatten() for name in names]) if all(name in run for name in names) else None
-    return _relative(mine, torch.cat([exact[name].flatten() for name in names]), least)
+    return relative_error(mine, torch.cat([exact[name].flatten() for name in names]), least)
 
 
 def _least_size(gradients: dict[str, torch.Tensor]) -> float:
@@ -132,7 +132,9 @@ def _least_size(gradients: dict[str, torch.Tensor]) -> float:
     return _LEAST_PART * whole * min(1.0, math.sqrt(100 / max(1, len(gradients))))
 
 
-def _relative(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:
+def relative_error(value: torch.Tensor | None, exact: torch.Tensor, least: float = 0.0) -> float:
+    """Returns the error of a value relative to the size of the exact one, but at least to the size ``least``. For whole
+    numbers, returns the share of those that differ."""
     if value is not None and value.shape != exact.shape:
         return 1.0
     if value is None:  # the run gave no gradient, or changed no state

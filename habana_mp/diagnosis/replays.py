@@ -162,7 +162,7 @@ class Replays:
         ]
         handles: list[Any] = [None] * len(hooks)
         with ExitStack() as undone:
-            # What undoes a change stands ready before the change: memory may run out between the two.
+            # Each undo is registered before its change, since memory may run out between the two.
             undone.callback(self._forget_step)
             undone.callback(_remove_all, handles)
             undone.callback(begun_backwards.stop_listening, self._backward_begins, self._loss_is_scaled)

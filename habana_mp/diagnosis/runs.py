@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from habana_mp.diagnosis.exact import is_lower
+from habana_mp.diagnosis.exact import apart, is_lower
 from habana_mp.diagnosis.observing import InFloat32, Observer, Samples, Watching
-from habana_mp.diagnosis.outcomes import Outcome
+from habana_mp.diagnosis.outcomes import Outcome, relative_error
 from habana_mp.diagnosis.replays import Replays
 from habana_mp.diagnosis.sites import Line, Locator, Site
 
@@ -61,19 +61,13 @@ class Repetition:
 
 
 def _are_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(
-        one.shape == other.shape and _is_rounded(torch.nan_to_num(one), torch.nan_to_num(other))
-        for one, other in zip(some, others, strict=True)
-        if not is_lower(one) and not is_lower(other)
-    )
-
-
-def _is_rounded(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if they differ by roundings at most. Calls under torch.func, which are not observed, may have made them."""
-    if torch.equal(one, other):
-        return True
-    error = torch.linalg.vector_norm(one.double() - other.double())
-    return bool(error <= _MOST_OF_ROUNDING * torch.linalg.vector_norm(other.double()))
+    with apart():
+        return len(some) == len(others) and all(
+            relative_error(one, other) <= _MOST_OF_ROUNDING
+            for one, other in zip(some, others, strict=True)
+            if not is_lower(one) and not is_lower(other)
+        )
 
 
 class Runs(Protocol):

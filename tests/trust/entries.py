@@ -49,7 +49,7 @@ class Entry:
     is_whole: bool = False
     #: The most attempts where not all are made: each takes long.
     most: int | None = None
-    #: How many blocks of memory CPython may lose in an attempt: a frame with all that it holds.
+    #: CPython may lose this many blocks of memory in an attempt: those of a frame and of all that it holds.
     lost_blocks: int = 20
     #: Those that must be freed when an attempt is over.
     tensors: Callable[[Any], Iterable[Any]] = field(default=lambda state: ())
