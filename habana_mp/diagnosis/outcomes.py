@@ -17,7 +17,7 @@ _SAMPLES = 1 << 16
 
 #: An error of a gradient, a value, a state or the loss below this share is allowed, however small the model's own noise
 #: is.
-_OF_GRADIENT = 0.18
+_OF_GRADIENT = 0.17
 _OF_VALUE = 0.05
 _OF_STATE = 0.1
 _OF_LOSS = 0.015
