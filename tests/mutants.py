@@ -4,11 +4,12 @@
 
 Without arguments all three: every mutant of ``src/rules``, against its test in C++ and the property test beside it; a
 sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests of their folders. Each mutant
-is built in build/mutants and tested there; what is installed is not touched. Results are kept in
-build/mutants/results.json until the file that was changed is another one, so a run that was stopped goes on.
+is built in a folder of its part in build/mutants and tested there, so parts can be tested at the same time; what is
+installed is not touched. Results are kept in results.json there until the file that was changed is another one, so a
+run that was stopped goes on.
 
-A mutant of the core runs one test of nine first, and all tests only where these notice nothing; with ``--quick`` it
-runs no more than the first.
+A mutant of the core runs one test of nine first, and all tests only where these notice nothing; with ``--quick``, or
+where tests/mutants.txt explains it, it runs no more than the first.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
 status is 1 where one has neither.
@@ -165,7 +166,7 @@ class Rules:
     """A copy of src/rules and of its tests, where each mutant is compiled anew: it takes seconds."""
 
     def __init__(self) -> None:
-        self.tree = FOLDER / "rules"
+        self.tree = FOLDER / "rules" / "tree"
         shutil.rmtree(self.tree, ignore_errors=True)
         shutil.copytree(ROOT / "src", self.tree / "src")
         (self.tree / "tests" / "rules").mkdir(parents=True)
@@ -175,7 +176,8 @@ class Rules:
         if (result := self.test()) != "passed":
             raise RuntimeError(f"the tests of src/rules fail without a mutant: {result}")
 
-    def test(self) -> str:
+    def test(self, *, quick: bool = False) -> str:
+        """Returns "passed", or what went wrong; `quick` makes no difference here."""
         source, program = self.tree / "src", self.tree / "decisions"
         compiler = ["g++", "-std=c++20", "-O0", "-w", f"-I{source}", self.tree / "tests/rules/decisions.cpp"]
         built = run([*compiler, source / "rules/decision.cpp", "-o", program], 300)
@@ -192,7 +194,7 @@ class Core:
     """A build of the core in which the one changed source is compiled anew, and the tests of a folder."""
 
     def __init__(self, folder: str, *, quick: bool) -> None:
-        self.folder, self.tree, self.build = folder, FOLDER / "tree", FOLDER / "core"
+        self.folder, self.tree, self.build = folder, FOLDER / folder / "tree", FOLDER / folder / "core"
         shutil.rmtree(self.tree / "src", ignore_errors=True)
         shutil.copytree(ROOT / "src", self.tree / "src")
         shutil.copytree(ROOT / "lists", self.tree / "lists", dirs_exist_ok=True)
@@ -215,7 +217,7 @@ class Core:
 
     def limit_of(self, arguments: list[str]) -> float:
         """Measures a run, and the seconds of each file of tests in it."""
-        report = FOLDER / f"{self.folder}.xml"
+        report = FOLDER / self.folder / "tests.xml"
         begin = time.monotonic()
         result = self.pytest([*TESTS[self.folder], *arguments, f"--junitxml={report}"], 7200)
         if result != "passed":
@@ -237,14 +239,15 @@ class Core:
         environment.setdefault("OMP_NUM_THREADS", "1")
         return run([*command, "--timeout", "120", *arguments], seconds, environment=environment)
 
-    def test(self) -> str:
+    def test(self, *, quick: bool) -> str:
+        """Returns "passed", or what went wrong; with `quick` in the first stage."""
         try:
             own_core.build(self.build)
         except subprocess.CalledProcessError:
             return "not compiled"
         for core in self.build.glob("_core*.so"):
             shutil.copy2(core, self.site / "habana_mp")
-        for arguments, limit in self.stages:
+        for arguments, limit in self.stages[:1] if quick else self.stages:
             result = self.pytest([*self.order(), *arguments], limit)
             if result != "passed":
                 for file in self.seconds:
@@ -272,7 +275,7 @@ class Results:
     """The result of each mutant. It is valid while the changed file is the same."""
 
     def __init__(self, tree: Path, *, again: bool) -> None:
-        self.tree, self.path = tree, FOLDER / "results.json"
+        self.tree, self.path = tree, tree.parent / "results.json"
         self.known = json.loads(self.path.read_text()) if self.path.exists() and not again else {}
 
     def name(self, mutant: Mutant) -> str:
@@ -303,7 +306,7 @@ def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) 
             original = path.read_text()
             path.write_text(mutant.applied(original))
             try:
-                result = part.test()
+                result = part.test(quick=mutant.key in explained)
             finally:
                 path.write_text(original)
             results.put(mutant, result)
@@ -342,7 +345,6 @@ def main() -> int:
             for mutant in all_mutants("rules", (".cpp", ".hpp")) if part == "rules" else sample(part):
                 print(f"{mutant.file}:{mutant.line}: {mutant.marked}")
         return 0
-    FOLDER.mkdir(parents=True, exist_ok=True)
     survivors = sum(run_part(part, options, explained) for part in parts)
     existing = {one.key for part in ("rules", *TESTS) for one in all_mutants(part, (".cpp", ".hpp"))}
     for key in explained.keys() - existing:

@@ -107,7 +107,7 @@ Kind widest_of(const Rule& rule, Inputs& inputs, const Facts& facts, Plan& plan)
   if (inputs.present.holds_one_precision()) return inputs.present.first;
   const bool counts_all = rule.gives_dimensions;
   const std::optional<Present> rest = counts_all ? std::nullopt : facts.inputs_with_dimensions();
-  if (!rest || rest->first == Kind::other) return inputs.present.widest();
+  if (!rest) return inputs.present.widest();
   plan.leaves_numbers = rule.promotes && rest->holds_one_precision();
   if (plan.leaves_numbers) inputs.present.leave_only(*rest);
   return rest->widest();
