@@ -11,13 +11,15 @@ import random as random_of_python
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from habana_mp.common.undoing import surely
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
@@ -120,6 +122,7 @@ class Replays:
         """A block that restores the state at its end."""
         # A step may begin with `zero_grad`, before any module is called.
         owned: list[tuple[Any, Any]] = [(one, module) for module in all_modules() for one in _weights_of(module)]
+        end = self._end
         try:
             for weight, module in owned:
                 self._owners[id(weight)] = weight, module
@@ -128,10 +131,13 @@ class Replays:
                     weight.grad = None
             yield
         finally:
-            for weight, gradient in self._gradients.values():
-                weight.grad = gradient
-            self._owners.clear()
-            self._restore()
+            surely(end)
+
+    def _end(self) -> None:
+        for weight, gradient in self._gradients.values():
+            weight.grad = gradient
+        self._owners.clear()
+        self._restore()
 
     def run(self, observer: Observer) -> Outcome:
         """Runs the step once."""
@@ -161,11 +167,8 @@ class Replays:
             (register_optimizer_step_post_hook, optimizer_ended),
         ]
         handles: list[Any] = [None] * len(hooks)
-        with ExitStack() as undone:
-            # Each undo is registered before its change, since memory may run out between the two.
-            undone.callback(self._forget_step)
-            undone.callback(_remove_all, handles)
-            undone.callback(begun_backwards.stop_listening, self._backward_begins, self._loss_is_scaled)
+        end = partial(self._end_run, handles)
+        try:
             for place, (register, hook) in enumerate(hooks):
                 handles[place] = register(hook)
             begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
@@ -177,8 +180,14 @@ class Replays:
                     pass
             with observer.paused(), apart():
                 return self._outcome(returned)
+        finally:
+            surely(end)
 
-    def _forget_step(self) -> None:
+    def _end_run(self, handles: list[Any]) -> None:
+        begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+        for one in handles:
+            if one is not None:
+                one.remove()
         self._loss = None
         for weight in self._weights.values():
             weight.grad = None
@@ -317,12 +326,6 @@ class Replays:
         if not self._has_gradient:
             found.add_returned(self._outputs)
         return found
-
-
-def _remove_all(handles: list[Any]) -> None:
-    for one in handles:
-        if one is not None:
-            one.remove()
 
 
 def _weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -16,9 +16,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from habana_mp import Diagnosis, hmp
+from habana_mp.diagnosis.exact import RandomState
+from habana_mp.patches.installation import installation
+from habana_mp.patches.torch import begun_backwards
 from helpers.planted import FAULTS
 
 BY_NAME = {one.name: one for one in FAULTS}
@@ -123,6 +128,45 @@ def test_after_an_error_in_the_step_everything_is_as_before() -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(one.grad is None for one in model.parameters())
     assert F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (begun_backwards, "stop_listening"),
+        (RemovableHandle, "remove"),
+        (RandomState, "restore"),
+        (type(installation), "diagnose"),
+    ],
+)
+def test_without_memory_at_its_end_everything_is_as_before(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, step = _made()
+    hmp.convert(**LOWER)
+    step().backward()
+    gradients = {name: one.grad for name, one in model.named_parameters()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = len(module._global_forward_pre_hooks)
+    original, lost = getattr(owner, name), []
+
+    def undo(*arguments: Any, **keywords: Any) -> Any:
+        ends = keywords.get("diagnosed") is not True
+        if ends and not lost:
+            lost.append(name)
+            raise MemoryError
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, undo)
+    with pytest.raises(MemoryError):
+        hmp.diagnose(step)
+    assert lost
+    monkeypatch.undo()
+    assert all(one.grad is gradients[name] for name, one in model.named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(module._global_forward_pre_hooks) == hooks
+    assert not begun_backwards._listeners
+    assert _names_the_line(hmp.diagnose(step))
 
 
 def test_an_optimizer_ends_the_step_and_changes_nothing() -> None:

@@ -181,6 +181,7 @@ _WORDS_OF_CPYTHON = (
 _LOST_BY_CPYTHON = re.compile(
     r"SystemError: (<function Module\.__getattr__ at \w+> returned NULL without setting an exception"
     r"|<method '\w+' of '(str|list|dict|tuple|set)' objects> returned a result with an exception set"
+    r"|<built-in method __new__ of type object at \w+> returned a result with an exception set"
     r"|<class '(?!habana_mp\._core)[\w.]+'> returned a result with an exception set)"
 )
 

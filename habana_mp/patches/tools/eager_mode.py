@@ -22,7 +22,7 @@ class EagerMode:
                 self._stance = set_stance("force_eager")
 
     def end(self) -> None:
-        stance, self._stance = self._stance, None
-        if stance is not None:
+        if self._stance is not None:
             with contextlib.suppress(RuntimeError):
-                stance.__exit__(None, None, None)
+                self._stance.__exit__(None, None, None)
+            self._stance = None

@@ -1,0 +1,15 @@
+"""What ends a block and must be done, also when memory runs out in the middle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def surely(undo: Callable[[], None]) -> None:
+    """Calls this function, and calls it again if no memory was left. So it must be able to run twice. Make it before
+    the block begins, since making it may fail."""
+    try:
+        undo()
+    except MemoryError:
+        undo()
+        raise
