@@ -1,6 +1,6 @@
 """Changes single conditions and constants of the core, and reports which changes no test notices.
 
-    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--quick] [--again] [--list]
+    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--match TEXT] [--quick] [--again] [--list]
 
 Without arguments all three: every mutant of ``src/rules``, against its test in C++ and the property test beside it; a
 sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests of their folders. Each mutant
@@ -8,8 +8,8 @@ is built in a folder of its part in build/mutants and tested there, so parts can
 installed is not touched. Results are kept in results.json there until the file that was changed is another one, so a
 run that was stopped goes on.
 
-A mutant of the core runs one test of nine first, and all tests only where these notice nothing; with ``--quick``, or
-where tests/mutants.txt explains it, it runs no more than the first.
+A mutant of the core runs the files of fast tests first, and all tests only where these notice nothing; with
+``--quick``, or where tests/mutants.txt explains it, it runs no more than the first.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
 status is 1 where one has neither.
@@ -44,12 +44,19 @@ EXPLAINED = Path(__file__).with_suffix(".txt")
 SEPARATOR = " ## "
 
 SAMPLE = 60
-#: What is tested where a mutant is in this folder of src/; the fast ones are found out, and run first.
+#: What is tested where a mutant is in this folder of src/.
 TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
+#: Files that take longer than all others together.
+SLOW = [
+    "tests/host/test_assumptions.py",
+    "tests/host/test_core_assumptions.py",
+    "tests/install/test_installation.py",
+    "tests/weights/test_every_operator.py",
+    "tests/weights/test_packed_products.py",
+    "tests/weights/test_weight_changes.py",
+]
 #: It builds the core of the checkout, which has no mutant.
 LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
-#: One test of so many runs first. Most tests have parameters, so these are of each kind.
-FIRST = 9
 NOT_MARKED = "not slow and not trust"
 
 #: Whole tokens of C++. Preprocessor lines, comments and literals are one token each, so nothing in them is changed.
@@ -211,30 +218,32 @@ class Core:
         self.mutants = sample(folder, self.tree)
         self.seconds: dict[str, float] = {}
         self.kills: Counter[str] = Counter()
-        some = ["--part", f"0/{FIRST}"]
-        #: Arguments of pytest, and the seconds that they may take. A run without a mutant must pass.
-        self.stages = [(arguments, self.limit_of(arguments)) for arguments in ([some] if quick else [some, []])]
+        files = [
+            str(one.relative_to(ROOT)) for path in TESTS[folder] for one in sorted((ROOT / path).glob("test_*.py"))
+        ]
+        fast = [one for one in files if one not in [*SLOW, *LEFT_OUT]]
+        stages = [fast] if quick else [fast, [one for one in files if one in SLOW]]
+        #: Files of tests, and the seconds that they may take. A run without a mutant must pass.
+        self.stages = [(stage, self.limit_of(stage)) for stage in stages]
 
-    def limit_of(self, arguments: list[str]) -> float:
+    def limit_of(self, files: list[str]) -> float:
         """Measures a run, and the seconds of each file of tests in it."""
         report = FOLDER / self.folder / "tests.xml"
         begin = time.monotonic()
-        result = self.pytest([*TESTS[self.folder], *arguments, f"--junitxml={report}"], 7200)
+        result = self.pytest([*files, f"--junitxml={report}"], 7200)
         if result != "passed":
             raise RuntimeError(f"the tests of {self.folder} fail without a mutant: {result}")
-        seconds: Counter[str] = Counter()
         for case in ElementTree.parse(report).iter("testcase"):
-            seconds[case.attrib["classname"].replace(".", "/") + ".py"] += float(case.attrib["time"])
-        self.seconds = dict(seconds)
-        return 60 + 3 * (time.monotonic() - begin)
+            file = case.attrib["classname"].replace(".", "/") + ".py"
+            self.seconds[file] = self.seconds.get(file, 0.0) + float(case.attrib["time"])
+        return 60 + 2 * (time.monotonic() - begin)
 
-    def order(self) -> list[str]:
+    def order(self, files: list[str]) -> list[str]:
         """Returns the files of tests: those that noticed the most mutants first, then the fastest."""
-        return sorted(self.seconds, key=lambda file: (-self.kills[file], self.seconds[file]))
+        return sorted(files, key=lambda file: (-self.kills[file], self.seconds.get(file, 0.0)))
 
     def pytest(self, arguments: list[str], seconds: float) -> str:
-        left_out = [f"--ignore={path}" for path in LEFT_OUT]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", NOT_MARKED, *left_out]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", NOT_MARKED]
         environment = own_core.environment(self.site)
         environment.setdefault("OMP_NUM_THREADS", "1")
         return run([*command, "--timeout", "120", *arguments], seconds, environment=environment)
@@ -247,10 +256,10 @@ class Core:
             return "not compiled"
         for core in self.build.glob("_core*.so"):
             shutil.copy2(core, self.site / "habana_mp")
-        for arguments, limit in self.stages[:1] if quick else self.stages:
-            result = self.pytest([*self.order(), *arguments], limit)
+        for files, limit in self.stages[:1] if quick else self.stages:
+            result = self.pytest(self.order(files), limit)
             if result != "passed":
-                for file in self.seconds:
+                for file in files:
                     self.kills[file] += file in result
                 return result
         return "passed"
@@ -297,7 +306,7 @@ def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) 
     part = Rules() if name == "rules" else Core(name, quick=options.quick)
     results = Results(part.tree, again=options.again)
     first, step = map(int, options.only.split("/"))
-    mutants = part.mutants[first::step]
+    mutants = [one for one in part.mutants[first::step] if options.match in one.key]
     counts: Counter[str] = Counter()
     for number, mutant in enumerate(mutants, 1):
         result = results.get(mutant)
@@ -332,7 +341,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="rules, weights, host; without one all")
     parser.add_argument("--only", default="0/1", metavar="I/N", help="one mutant of N, the Ith first")
-    parser.add_argument("--quick", action="store_true", help=f"one test of {FIRST} for a mutant of the core")
+    parser.add_argument("--match", default="", metavar="TEXT", help="mutants with this in their file or line")
+    parser.add_argument("--quick", action="store_true", help="only the fast tests for a mutant of the core")
     parser.add_argument("--again", action="store_true", help="test again what has a result")
     parser.add_argument("--list", action="store_true", help="show the mutants, test none")
     options = parser.parse_args()
