@@ -96,7 +96,7 @@ sanitize: $(VENV)/.built
 
 # Which lines of the core the tests run: a core with counters, then a table. `make coverage TESTS=tests/rules` takes some.
 coverage: $(VENV)/.built $(VENV)/.browser
-	$(BIN)/python tests/coverage_of_core.py $(if $(TESTS),,$(AT_ONCE)) -m "not slow" --timeout 1800 $(TESTS)
+	$(BIN)/python tests/coverage_of_core.py $(if $(TESTS),,$(AT_ONCE)) -m "not slow and not trust" --timeout 1800 $(TESTS)
 
 # Conditions and constants of the core are changed one by one; tests must notice. An hour or more.
 mutants: $(VENV)/.built
