@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from helpers.lists import Converter
 from helpers.weights import MODES, casts, kept, weight
 
@@ -346,6 +346,15 @@ def test_a_step_of_the_optimizer_refreshes_all_casts_at_once() -> None:
         *(p.bfloat16() for p in model[2].parameters()),
     )
     assert torch.equal(model(X), expected)
+
+
+def test_a_step_has_a_cast_to_write_for_each_weight_that_has_one() -> None:
+    hmp.convert()
+    cast, other = weight(16, 32), weight(16, 32)
+    F.linear(X, cast)
+    found, none = _core.weights_casts_to_write([cast, other])
+    assert torch.equal(found, cast.detach().bfloat16())
+    assert none is None
 
 
 def test_casts_take_half_of_the_weights() -> None:
