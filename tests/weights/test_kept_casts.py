@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from habana_mp import _core, hmp
+from habana_mp import _core, hmp, optim
 from helpers.lists import Converter
 from helpers.weights import MODES, casts, kept, weight
 
@@ -355,6 +355,39 @@ def test_a_step_has_a_cast_to_write_for_each_weight_that_has_one() -> None:
     found, none = _core.weights_casts_to_write([cast, other])
     assert torch.equal(found, cast.detach().bfloat16())
     assert none is None
+
+
+def test_a_step_of_the_kernels_writes_the_casts() -> None:
+    hmp.convert()
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = optim.AdamW(model.parameters(), lr=0.1)
+    model(X).sum().backward()
+    before = casts()
+    with hmp.disable_casts():
+        optimizer.step()
+    assert kept().refreshes == 4
+    expected = F.linear(
+        torch.relu(F.linear(X, *(p.bfloat16() for p in model[0].parameters()))),
+        *(p.bfloat16() for p in model[2].parameters()),
+    )
+    hits = kept().hits
+    assert torch.equal(model(X), expected)
+    assert kept().hits == hits + 4
+    assert casts() == before
+
+
+@pytest.mark.parametrize("made_by", [torch.optim.SGD, optim.SGD])
+def test_a_weight_that_lies_otherwise_in_the_same_memory_is_cast_anew_after_a_step(made_by: Any) -> None:
+    hmp.convert()
+    w = weight(32, 32)
+    optimizer = made_by([w], lr=0.1)
+    F.linear(X, w).sum().backward()
+    w.data = w.data.t()
+    assert w.grad is not None
+    w.grad = w.grad.t()
+    with hmp.disable_casts():
+        optimizer.step()
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
 
 
 def test_casts_take_half_of_the_weights() -> None:

@@ -195,6 +195,9 @@ def test_what_writes_in_python_may_use_the_weight_meanwhile() -> None:
 
     w.apply_(written)
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+    hits = kept().hits
+    F.linear(X, w)
+    assert kept().hits == hits + 1
 
 
 @pytest.mark.parametrize("w", [torch.zeros(1).expand(512, 512), torch.randn(600).as_strided((512, 64), (1, 1))])
