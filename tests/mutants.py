@@ -49,7 +49,6 @@ TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
 #: Files that take longer than all others together.
 SLOW = [
     "tests/host/test_assumptions.py",
-    "tests/host/test_core_assumptions.py",
     "tests/install/test_installation.py",
     "tests/weights/test_every_operator.py",
     "tests/weights/test_packed_products.py",

@@ -154,3 +154,27 @@ hmp.restore()
 """
     done = run_script(_SETUP + code)
     assert done.stdout.split() == [str(kept)], done.stderr
+
+
+def test_a_builtin_whose_slot_is_in_use_is_refused_and_nothing_has_changed() -> None:
+    """CPython leaves the slot of such a builtin empty, so what is there belongs to another package."""
+    done = run_script("""
+import ctypes
+import torch
+from habana_mp import _core, hmp
+
+slot = ctypes.c_uint64.from_address(id(torch.mm) + 48)
+assert slot.value == 0
+slot.value = ctypes.c_uint64.from_address(id(len) + 48).value
+try:
+    hmp.convert()
+except RuntimeError as error:
+    print(error)
+slot.value = 0
+assert _core.installed_count() == 0
+assert torch.mm(torch.eye(2), torch.eye(2)).dtype is torch.float32
+hmp.convert()
+assert torch.mm(torch.eye(2), torch.eye(2)).dtype is torch.bfloat16
+""")
+    assert done.returncode == 0, done.stderr
+    assert "its slot is already in use" in done.stdout
