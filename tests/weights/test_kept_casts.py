@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -388,6 +389,22 @@ def test_a_weight_that_lies_otherwise_in_the_same_memory_is_cast_anew_after_a_st
     with hmp.disable_casts():
         optimizer.step()
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+def test_a_cast_that_another_thread_makes_again_is_not_used_meanwhile() -> None:
+    hmp.convert(packed_weights=False)
+    w, x = nn.Parameter(torch.zeros(4096, 2048), requires_grad=False), torch.ones(1, 2048, dtype=torch.bfloat16)
+    for step in range(1, 9):
+        F.linear(x, w)
+        with torch.no_grad():
+            w.fill_(step)
+        renewing = threading.Thread(target=_core.weights_renew, args=((w,), False))
+        renewing.start()
+        while renewing.is_alive():
+            assert torch.all(F.linear(x, w) == 2048.0 * step)
+        renewing.join()
+    assert kept().refreshes >= 8
+    assert kept().reasons.keys() <= {"it was being changed"}
 
 
 def test_casts_take_half_of_the_weights() -> None:
