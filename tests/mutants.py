@@ -46,7 +46,7 @@ SEPARATOR = " ## "
 SAMPLE = 60
 #: What is tested where a mutant is in this folder of src/.
 TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
-#: Files that take longer than all others together.
+#: Files of tests that take a minute or more, which run last.
 SLOW = [
     "tests/host/test_assumptions.py",
     "tests/install/test_installation.py",
