@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ EXPLAINED = Path(__file__).with_suffix(".txt")
 SEPARATOR = " ## "
 
 SAMPLE = 60
-#: What is tested where a mutant is in this folder of src/.
+#: These tests run for a mutant in this folder of src/.
 TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
 #: Files of tests that take a minute or more, which run last.
 SLOW = [
@@ -215,7 +215,7 @@ class Core:
         self.site = own_core.make_site(self.build)
         own_core.check_site(self.site)
         self.mutants = sample(folder, self.tree)
-        self.seconds: dict[str, float] = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.kills: Counter[str] = Counter()
         files = [
             str(one.relative_to(ROOT)) for path in TESTS[folder] for one in sorted((ROOT / path).glob("test_*.py"))
@@ -234,12 +234,12 @@ class Core:
             raise RuntimeError(f"the tests of {self.folder} fail without a mutant: {result}")
         for case in ElementTree.parse(report).iter("testcase"):
             file = case.attrib["classname"].replace(".", "/") + ".py"
-            self.seconds[file] = self.seconds.get(file, 0.0) + float(case.attrib["time"])
+            self.seconds[file] += float(case.attrib["time"])
         return 60 + 2 * (time.monotonic() - begin)
 
     def order(self, files: list[str]) -> list[str]:
         """Returns the files of tests: those that noticed the most mutants first, then the fastest."""
-        return sorted(files, key=lambda file: (-self.kills[file], self.seconds.get(file, 0.0)))
+        return sorted(files, key=lambda file: (-self.kills[file], self.seconds[file]))
 
     def pytest(self, arguments: list[str], seconds: float) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", NOT_MARKED]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 def surely(undo: Callable[[], None]) -> None:
-    """Calls this function, and calls it again if no memory was left. So it must be able to run twice. Make it before
-    the block begins, since making it may fail."""
+    """Calls this function, and calls it again if no memory was left. It must be able to run twice, and
+    must exist before the block begins: memory may run out as it is made."""
     try:
         undo()
     except MemoryError:

@@ -100,9 +100,8 @@ class Installation:
 
     def _set_observer(self, observer: _Observer, *, is_on: bool) -> None:
         with locks.installation:
-            if is_on != (observer in self._observers):
-                self._observers ^= {observer}
-                self._observe()
+            (self._observers.add if is_on else self._observers.discard)(observer)
+            self._observe()
 
     def _observe(self) -> None:
         """Updates what the core handles for those that look at all calls. Torch stays unchanged while no lists are in

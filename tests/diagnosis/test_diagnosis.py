@@ -137,6 +137,7 @@ def test_after_an_error_in_the_step_everything_is_as_before() -> None:
         (RemovableHandle, "remove"),
         (RandomState, "restore"),
         (type(installation), "diagnose"),
+        (type(installation), "_observe"),
     ],
 )
 def test_without_memory_at_its_end_everything_is_as_before(
@@ -148,19 +149,21 @@ def test_without_memory_at_its_end_everything_is_as_before(
     gradients = {name: one.grad for name, one in model.named_parameters()}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = len(module._global_forward_pre_hooks)
-    original, lost = getattr(owner, name), []
+    original, lost, done = getattr(owner, name), [], []
 
     def undo(*arguments: Any, **keywords: Any) -> Any:
-        ends = keywords.get("diagnosed") is not True
+        ends = keywords.get("diagnosed") is not True and not (name == "_observe" and installation._observers)
         if ends and not lost:
             lost.append(name)
             raise MemoryError
+        done.append(ends)
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(owner, name, undo)
     with pytest.raises(MemoryError):
         hmp.diagnose(step)
     assert lost
+    assert done[-1]
     monkeypatch.undo()
     assert all(one.grad is gradients[name] for name, one in model.named_parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
