@@ -43,9 +43,10 @@ test-newest: $(NEWEST)/.built
 	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow and not trust" tests/rules tests/weights
 
 # What breaks a process on purpose (no memory, hostile code, forks, interrupts), at length; then the core's tests with
-# AddressSanitizer and UndefinedBehaviorSanitizer. Their short forms have no mark, and are part of `make test`.
+# AddressSanitizer and UndefinedBehaviorSanitizer. Their short forms have no mark, and are part of `make test`. A worker
+# takes one test at a time, since some take ten minutes.
 trust: $(VENV)/.built $(VENV)/.debug-python
-	$(BIN)/python -m pytest -q $(AT_ONCE) -m "trust and not slow" --timeout 1800
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist load --maxschedchunk 1 -m "trust and not slow" --timeout 1800
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh address
 
 # The tests that depend on the processor, as lesser processors would run them; one of some of them with SHORT=1.

@@ -24,6 +24,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import HmpWarning, ListError, warn
+from habana_mp.common.undoing import run_cleanup
 from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
@@ -240,10 +241,14 @@ def convert(
             # Restores the log of the configuration that stays in force.
             _core.log_back_to(log_before if is_converted() else None)
             raise
-        if not verbose:
-            close_log()
-        watching.of_convert(detail)
-        guarding.of_convert(wanted_guard)
+        try:
+            if not verbose:
+                close_log()
+            watching.of_convert(detail)
+            guarding.of_convert(wanted_guard)
+        except BaseException:
+            run_cleanup(_end)
+            raise
 
 
 def _level_meant(given: str) -> str:
@@ -297,8 +302,13 @@ def restore() -> None:
     it ends normally.
     """
     installation.check_alone()
-    guarding.end()
     forget_kept()
+    _end()
+
+
+def _end() -> None:
+    """Ends what ``convert`` began. May be called again if memory ran out in it."""
+    guarding.end()
     installation.uninstall()
     close_log()
     watching.of_convert("operations")

@@ -44,8 +44,11 @@ EXPLAINED = Path(__file__).with_suffix(".txt")
 SEPARATOR = " ## "
 
 SAMPLE = 60
-#: These tests run for a mutant in this folder of src/.
-TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
+#: These tests, files or folders, run for a mutant in this folder of src/.
+TESTS = {
+    "weights": ["tests/weights"],
+    "host": ["tests/host", "tests/install", "tests/libraries/test_exact_code.py", "tests/rules/test_constructors.py"],
+}
 #: Files of tests that take a minute or more, which run last.
 SLOW = [
     "tests/host/test_assumptions.py",
@@ -168,6 +171,22 @@ def run(command: list[str | Path], seconds: float, *, environment: dict[str, str
     return (lines or output.splitlines()[-1:] or [f"exit status {process.returncode}"])[0][:200]
 
 
+def copy_what_differs(name: str, folder: Path) -> None:
+    """Copies a file or folder of the checkout. A copy with the same content keeps its time, so it is not compiled."""
+    if (ROOT / name).is_file():
+        files = [Path(name)]
+    else:
+        files = [path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()]
+        for path in (folder / name).rglob("*"):
+            if path.is_file() and path.relative_to(folder) not in files:
+                path.unlink()
+    for file in files:
+        content, copy = (ROOT / file).read_bytes(), folder / file
+        if not copy.exists() or copy.read_bytes() != content:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+
+
 class Rules:
     """A copy of src/rules and of its tests, where each mutant is compiled anew: it takes seconds."""
 
@@ -201,15 +220,9 @@ class Core:
 
     def __init__(self, folder: str, *, quick: bool) -> None:
         self.folder, self.tree, self.build = folder, FOLDER / folder / "tree", FOLDER / folder / "core"
-        shutil.rmtree(self.tree / "src", ignore_errors=True)
-        shutil.copytree(ROOT / "src", self.tree / "src")
+        copy_what_differs("src", self.tree)
         shutil.copytree(ROOT / "lists", self.tree / "lists", dirs_exist_ok=True)
-        shutil.copy2(ROOT / "CMakeLists.txt", self.tree)
-        # Only what has changed since the last run is newer than its object.
-        for path in (self.tree / "src").rglob("*"):
-            if path.is_file():
-                original = (ROOT / path.relative_to(self.tree)).stat()
-                os.utime(path, ns=(original.st_atime_ns, original.st_mtime_ns))
+        copy_what_differs("CMakeLists.txt", self.tree)
         own_core.configure(self.build, "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-O1 -w", source=self.tree)
         own_core.build(self.build)
         self.site = own_core.make_site(self.build)
@@ -217,8 +230,11 @@ class Core:
         self.mutants = sample(folder, self.tree)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.kills: Counter[str] = Counter()
+        paths = [ROOT / path for path in TESTS[folder]]
         files = [
-            str(one.relative_to(ROOT)) for path in TESTS[folder] for one in sorted((ROOT / path).glob("test_*.py"))
+            str(one.relative_to(ROOT))
+            for path in paths
+            for one in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])
         ]
         fast = [one for one in files if one not in [*SLOW, *LEFT_OUT]]
         stages = [fast] if quick else [fast, [one for one in files if one in SLOW]]
@@ -290,10 +306,10 @@ class Results:
         content = hashlib.sha256((self.tree / mutant.file).read_bytes()).hexdigest()[:16]
         return f"{content} {mutant.begin} {mutant.key}"
 
-    def get(self, mutant: Mutant) -> str | None:
+    def get(self, mutant: Mutant, *, is_explained: bool) -> str | None:
         # A survivor is tested again: a test may have come.
         result = self.known.get(self.name(mutant))
-        return None if result == "passed" else result
+        return None if result == "passed" and not is_explained else result
 
     def put(self, mutant: Mutant, result: str) -> None:
         self.known[self.name(mutant)] = result
@@ -308,7 +324,7 @@ def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) 
     mutants = [one for one in part.mutants[first::step] if options.match in one.key]
     counts: Counter[str] = Counter()
     for number, mutant in enumerate(mutants, 1):
-        result = results.get(mutant)
+        result = results.get(mutant, is_explained=mutant.key in explained)
         if result is None:
             path = part.tree / mutant.file
             original = path.read_text()

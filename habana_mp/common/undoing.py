@@ -1,13 +1,15 @@
-"""What ends a block and must be done, also when memory runs out in the middle of it."""
+"""Runs the cleanup of a block, also if memory runs out in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 
-def surely(undo: Callable[[], None]) -> None:
-    """Calls this function, and calls it again if no memory was left. It must be able to run twice, and
-    must exist before the block begins: memory may run out as it is made."""
+def run_cleanup(undo: Callable[[], None]) -> None:
+    """Calls ``undo``. If it raises MemoryError, calls it once more, and then raises that error.
+
+    ``undo`` must be safe to call twice. Make it before the block begins: making it needs memory.
+    """
     try:
         undo()
     except MemoryError:

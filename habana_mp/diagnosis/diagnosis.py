@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from habana_mp.common.undoing import surely
+from habana_mp.common.undoing import run_cleanup
 from habana_mp.diagnosis.findings import Finding, OperationRow, row_of
 from habana_mp.diagnosis.observing import PRODUCTS
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
@@ -171,7 +171,7 @@ def diagnosed_process() -> Iterator[None]:
         installation.diagnose(diagnosed=True)
         yield
     finally:
-        surely(end)
+        run_cleanup(end)
 
 
 class ProgressLine:

@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from habana_mp.common.undoing import surely
+from habana_mp.common.undoing import run_cleanup
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
@@ -131,7 +131,7 @@ class Replays:
                     weight.grad = None
             yield
         finally:
-            surely(end)
+            run_cleanup(end)
 
     def _end(self) -> None:
         for weight, gradient in self._gradients.values():
@@ -181,7 +181,7 @@ class Replays:
             with observer.paused(), apart():
                 return self._outcome(returned)
         finally:
-            surely(end)
+            run_cleanup(end)
 
     def _end_run(self, handles: list[Any]) -> None:
         begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)

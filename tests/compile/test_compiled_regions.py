@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -81,10 +82,10 @@ def nested(x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("under", ["nothing", "a region", "convert"])
 def test_regions_inside_of_compiled_code_are_traced_whole(backend: str, under: str) -> None:
-    with hmp.autocast("cpu", FP16, enabled=under == "a region"):
-        if under == "convert":
-            hmp.convert(preset="torch-cpu", dtype=FP16)
-        outside = torch.mm(X, X).dtype
+    outside = FP32 if under == "nothing" else FP16
+    if under == "convert":
+        hmp.convert(preset="torch-cpu", dtype=FP16)
+    with hmp.autocast("cpu", FP16) if under == "a region" else contextlib.nullcontext():
         eager = nested(X)
         compiled = torch.compile(nested, backend=backend, fullgraph=True)(X)
     expected = [outside, BF16, FP16, FP32, BF16, FP32, FP32, BF16, FP32, BF16, outside]
@@ -141,7 +142,7 @@ def test_a_decorated_function_is_compiled_and_called_from_compiled_code(backend:
 
 
 @pytest.mark.usefixtures("compiled_anew")
-def test_a_region_in_compiled_code_speaks_inside_of_a_wrapped_function() -> None:
+def test_a_region_in_compiled_code_applies_inside_of_a_wrapped_function() -> None:
     def inner(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with hmp.autocast("cpu"):
             inside = torch.mm(x, x)

@@ -41,6 +41,23 @@ AT_IMPORT = {
     "torch.pytree",
 }
 
+#: A training that is not compiled, watched or restricted to modules does not rely on these. tests/host/
+#: test_false_assumptions.py makes each of them false where it is relied on.
+NOT_ASKED_BY_TRAINING = {
+    "cpython.function-slot",
+    "torch.begun-backwards",
+    "torch.dynamo-callback",
+    "torch.dynamo-lambda-guards",
+    "torch.dynamo-module-calls",
+    "torch.dynamo-places",
+    "torch.dynamo-results",
+    "torch.exported-programs",
+    "torch.files-of-operations",
+    "torch.inductor-kernels",
+    "torch.module-calls",
+    "torch.module-calls-in-reports",
+}
+
 TRAINING = """
 import hashlib, torch
 import habana_mp.optim
@@ -129,7 +146,8 @@ def test_a_training_is_right_and_torch_is_as_it_was_without(name: str, expected:
     assert all(map(torch.equal, got, expected))
     assert changed_things() == before
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
-    assert state in ("not asked yet", "does not hold: broken on purpose")
+    if name not in NOT_ASKED_BY_TRAINING | AT_IMPORT:
+        assert state == "does not hold: broken on purpose"
 
 
 def test_nothing_is_cast_in_a_constructor_that_does_not_log_itself() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+
 #: By name, statements that replace something. ``wrap(owner, name)`` puts a function of Python around what is there.
 REPLACEMENTS = {
     "print": "wrap(builtins, 'print')",
@@ -79,6 +81,7 @@ import torch
 import torch.nn.functional, torch.utils.checkpoint
 torch.set_num_threads(1)
 held = []
+placed = []
 
 def wrap(owner, name):
     original = getattr(owner, name)
@@ -86,6 +89,7 @@ def wrap(owner, name):
     def replaced(*args, **kwargs):
         return original(*args, **kwargs)
     setattr(owner, name, replaced)
+    placed.append((owner, name, replaced))
 
 def trace(*_):
     return trace
@@ -131,6 +135,9 @@ def trained(replacement, when, options):
     hmp.restore()
     dtypes = [str(one.dtype) for one in (torch.mm(x, x.t()), linear(x, x), x[0])]
     outcome["restored"] = [*dtypes, _core.installed_count()]
+    outcome["replacements that restore removed"] = [
+        name for owner, name, replaced in placed if vars(owner).get(name) is not replaced
+    ]
     return outcome
 
 def in_child(replacement, when, options):
@@ -177,6 +184,22 @@ def results(replacements: dict[str, str], options: dict[str, str]) -> dict[tuple
     )
     assert done.returncode == 0, done.stderr
     return {(name, when): outcome for name, when, outcome in map(json.loads, done.stdout.splitlines())}
+
+
+class _Owner:
+    old = "torch's"
+
+
+def test_an_attribute_that_somebody_else_replaces_meanwhile_keeps_their_value() -> None:
+    attributes = ExchangedAttributes()
+    for name in ("old", "new"):
+        attributes.exchange(_Owner, name, "ours")
+    _Owner.old = "theirs"
+    attributes.put_back()
+    assert {name: value for name, value in vars(_Owner).items() if not name.startswith("__")} == {"old": "theirs"}
+    attributes.exchange(_Owner, "old", "ours")
+    attributes.put_back()
+    assert _Owner.old == "theirs"
 
 
 #: What `make test` tries: the ones that broke something once, and some of each kind.

@@ -268,6 +268,30 @@ def test_a_convert_that_fails_leaves_the_log_of_the_one_in_force(
     assert (tmp_path / "after.log").read_text() == ""
 
 
+@pytest.mark.parametrize("options", [{"log": "of_it.log"}, {"report": "lines"}, {"guard": 1.0}], ids=str)
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_convert_whose_last_step_fails_leaves_nothing_installed(
+    options: dict[str, Any], is_second: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    if "log" in options:
+        options = {"log": tmp_path / "of_it.log"}
+    if is_second:
+        hmp.convert("O2", report="modules", log=tmp_path / "before.log")
+    with monkeypatch.context() as patch:
+        patch.setattr(hmp.guarding, "of_convert", fail)
+        with pytest.raises(MemoryError):
+            hmp.convert(**options)
+    assert not hmp.is_converted()
+    assert _core.log_destination() is None
+    assert hmp.watching.detail == "operations"
+    assert_torch_is_restored()
+    hmp.convert(**options)
+    assert torch.mm(M, N).dtype is BF16
+
+
 # ---- modules from an archive ----------------------------------------------------------------------------------------
 
 

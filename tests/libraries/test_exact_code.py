@@ -152,6 +152,35 @@ def test_a_function_has_all_code_that_is_written_in_it() -> None:
     assert [one.dtype for one in nested(FULL)] == [FP32, FP32, FP32, BF16]
 
 
+def function_of(file: str, name: str = "product", line: int = 1) -> Any:
+    """Returns a new function of this name, as if it stood in this line of that file."""
+    namespace: dict[str, Any] = {}
+    exec(compile("\n" * (line - 1) + f"def {name}(x, y):\n    return x @ y\n", file, "exec"), namespace)
+    return namespace[name]
+
+
+@pytest.mark.parametrize(
+    ("other", "dtype"),
+    [
+        (function_of("/one.py"), FP32),
+        (function_of("/other.py"), BF16),
+        (function_of("/one.py", name="other"), BF16),
+        (function_of("/one.py", line=2), BF16),
+    ],
+    ids=["another object of its code", "of another file", "of another name", "of another line"],
+)
+def test_a_function_is_known_by_its_file_its_name_and_its_line(other: Any, dtype: torch.dtype) -> None:
+    hmp.convert(exact=[function_of("/one.py")])
+    assert other(FULL, FULL).dtype is dtype
+
+
+def test_code_without_a_file_is_known_by_itself() -> None:
+    given = function_of("<string>")
+    hmp.convert(exact=[given])
+    assert given(FULL, FULL).dtype is FP32
+    assert function_of("<string>")(FULL, FULL).dtype is BF16
+
+
 @pytest.mark.parametrize("given", [Kernel().product, Kernel.product], ids=["bound", "plain"])
 def test_a_method_is_its_own_code(given: Any) -> None:
     hmp.convert(exact=[given])

@@ -20,7 +20,7 @@ M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 
 
 class Probing(torch.optim.SGD):
-    """CallPredicate whether casts are on inside its step."""
+    """Notes whether casts are on inside its step."""
 
     def __init__(self, parameters: Any, fail: bool = False) -> None:
         super().__init__(parameters, lr=0.1)

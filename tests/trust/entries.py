@@ -47,11 +47,11 @@ class Entry:
     clean: Callable[[], None] = _nothing
     #: True if an attempt that fails leaves torch as it was before.
     is_whole: bool = False
-    #: The most attempts where not all are made: each takes long.
+    #: The largest number of attempts in the short form, if each takes long.
     most: int | None = None
     #: CPython may lose this many blocks of memory in an attempt: those of a frame and of all that it holds.
     lost_blocks: int = 20
-    #: Those that must be freed when an attempt is over.
+    #: Returns the tensors and modules of a state that must be freed after its attempt.
     tensors: Callable[[Any], Iterable[Any]] = field(default=lambda state: ())
 
 
@@ -171,9 +171,9 @@ def _diagnose(state: tuple[_Model, torch.Tensor]) -> int:
     return len(hmp.diagnose(lambda: model(x).float().square().mean()).findings)
 
 
-def _construct(_: None) -> bool:
+def _construct(_: None) -> None:
     model = _Model()
-    return all(one.dtype is torch.float32 for one in model.parameters())
+    assert all(one.dtype is torch.float32 for one in model.parameters())
 
 
 def _region(state: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -255,14 +255,14 @@ def _optimizer(make: Callable[[Any], Any]) -> Callable[[], Any]:
     return prepare
 
 
-def _step(state: tuple[nn.Linear, torch.Tensor, torch.optim.Optimizer]) -> bool:
+def _step(state: tuple[nn.Linear, torch.Tensor, torch.optim.Optimizer]) -> None:
     layer, x, optimizer = state
     optimizer.step()
     with torch.no_grad():
         result = layer(x)
-    # Whatever has failed before: what is kept of the weights is what the weights are.
+    # Also after a failed attempt, the cached casts must have the weights' values.
     expected = F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16(), layer.bias.detach().bfloat16())
-    return torch.equal(result, expected)
+    assert torch.equal(result, expected)
 
 
 def _escape(state: tuple[nn.Linear, torch.Tensor]) -> torch.Tensor:
@@ -278,19 +278,19 @@ def _escape(state: tuple[nn.Linear, torch.Tensor]) -> torch.Tensor:
     return first + second + _call(state)
 
 
-def _restore_and_check(_: None) -> bool:
+def _restore_and_check(_: None) -> None:
     hmp.restore()
-    return not hmp.is_converted()
+    assert not hmp.is_converted()
 
 
-def _convert_o1(_: None) -> bool:
+def _convert_o1(_: None) -> None:
     hmp.convert("O1")
-    return hmp.is_converted()
+    assert hmp.is_converted()
 
 
-def _convert_again(_: None) -> bool:
+def _convert_again(_: None) -> None:
     hmp.convert("O1", preset="hmp-guide-o1", report="modules", within="modules", rules=_RULES, guard=1.0)
-    return hmp.is_converted()
+    assert hmp.is_converted()
 
 
 def _assume_packing(form: str) -> Callable[[], None]:
@@ -377,5 +377,5 @@ ENTRIES = [
     Entry("diagnosis", _diagnose, _model, tensors=_of_model, most=20, lost_blocks=300),
     Entry("convert", _convert_o1, begin=_nothing, is_whole=True, clean=hmp.restore, most=20),
     Entry("a second convert", _convert_again, _convert, _nothing, clean=hmp.restore, most=20),
-    Entry("restore", _restore_and_check, _convert, _nothing, most=20),
+    Entry("restore", _restore_and_check, _convert, _nothing, clean=hmp.restore, most=20),
 ]

@@ -177,7 +177,7 @@ std::uint64_t hash_of_python() {
 std::uint64_t hash_of_python() { return 0; }
 #endif
 
-// CallPredicate places in the code that allocate from each other.
+// Returns a key that distinguishes the places in the code that allocate.
 std::uint64_t key_of_place() {
   std::uint64_t hash = state.kind == Kind::python ? hash_of_python() : 0;
   int left = state.kind == Kind::python ? 14 : 24;

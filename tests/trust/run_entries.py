@@ -1,10 +1,10 @@
 """Makes the work of ``entries.py`` again and again; each time another allocation fails.
 
 ``python -m trust.run_entries LIBRARY PROGRESS HOW [--only ENTRY] [--begin ENTRY KIND NUMBER]``. LIBRARY is
-``failing_allocations.so``, which is preloaded, too. HOW is ``short``: the first allocations and a spread of the others;
-or ``full``: every one of those of the core, and of CPython's one for each place in the code. It makes all entries, or
-one, from the beginning or from that ENTRY, KIND and NUMBER. It writes what it is about to do into PROGRESS: a process
-that dies leaves that behind. Prints a line for each failure.
+``failing_allocations.so``, which is preloaded, too. HOW is ``full``: every allocation of the core fails once; of
+CPython's, every one in an entry that has up to 2,000, else the first of each place in the code. It is ``short`` for a
+sample of these. It makes all entries, or one, from the beginning or from that ENTRY, KIND and NUMBER. Before each
+attempt it writes these three into PROGRESS, where they stay if the process dies. Prints a line for each failure.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Allocations:
         library.fail_allocations.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
         library.fail_allocations.restype = None
         library.stop_failing.restype = ctypes.c_uint64
+        library.failed_allocations.restype = ctypes.c_uint64
         library.most_places.restype = ctypes.c_uint64
         library.places_of_allocations.restype = ctypes.POINTER(ctypes.c_uint64)
         self._library = library
@@ -72,6 +73,10 @@ class Allocations:
             count = stop()
             return f"{type(error).__name__}: {error}", None, count
         return outcome, result, stop()
+
+    def failed(self) -> int:
+        """The number of allocations that failed in the last run."""
+        return int(self._library.failed_allocations())
 
     def is_of_the_core(self) -> bool:
         """True if the allocation failed while a function of the core was on the stack."""
@@ -246,8 +251,11 @@ def attempt(
         return f"an exception that nobody gets: {unraisable}"
     if outcome == "works" and not is_same(result, expected):
         return f"another result: {result} instead of {expected}"
-    if entry.is_whole and outcome == "no memory" and not hmp.is_converted() and (changed := changes(untouched)):
-        return f"torch is changed: {changed}"
+    if entry.is_whole and outcome == "no memory":
+        if hmp.is_converted():
+            return "torch is converted, although the call raised MemoryError"
+        if changed := changes(untouched):
+            return f"torch is changed: {changed}"
     result = state = None
     entry.clean()
     if entry.clean is hmp.restore and (changed := changes(untouched)):
@@ -279,7 +287,7 @@ def make_all(entry: Entry, allocations: Allocations, kind: str, how: str, begin:
     expected = None
     for _ in range(3):
         expected = entry.run(_prepared(entry))
-    made = 0
+    made = failed = 0
     chosen = list(numbers(entry, allocations, kind, how))
     gc.collect()
     blocks = sys.getallocatedblocks()
@@ -293,6 +301,9 @@ def make_all(entry: Entry, allocations: Allocations, kind: str, how: str, begin:
         if words is not None:
             failures.note(entry, kind, number, words)
         made += 1
+        failed += allocations.failed()
+    if made and not failed:
+        failures.note(entry, kind, 0, f"no allocation failed in {made} attempts")
     gc.collect()
     more = sys.getallocatedblocks() - blocks
     # CPython itself loses a frame, with what it holds, where there is no memory for all of it.

@@ -1,5 +1,5 @@
-"""Out of memory: each allocation fails once, in all that a user calls. The call works or raises MemoryError; afterwards
-everything works, nothing is left, and torch is as it was after ``restore``."""
+"""Out of memory: allocations of the core and of CPython fail one by one, in calls of each kind. A call works or raises
+MemoryError; afterwards everything works, nothing is left, and after ``restore`` torch is as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trust.entries import ENTRIES
 
 HERE = Path(__file__).parent
 
-#: The process that makes the attempts may die so often: then there is enough to mend.
+#: After this many crashes of the process the test stops.
 _MOST_DEATHS = 12
 
 
@@ -32,7 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failures(library: Path, folder: Path, how: str, *only: str) -> Iterator[str]:
-    """What went wrong, each with its entry, the kind of allocation and its number."""
+    """Yields a line for each failure: the entry, the kind of allocation, its number, and what happened."""
     progress = folder / "progress"
     begin: list[str] = []
     for _ in range(_MOST_DEATHS):
@@ -64,7 +64,8 @@ def test_a_call_works_or_raises_memory_error_when_an_allocation_fails(library: P
 
 @pytest.mark.trust
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("entry", [entry.name for entry in ENTRIES])
+# The last entries take the longest. They go first, so that no worker is left alone with them.
+@pytest.mark.parametrize("entry", [entry.name for entry in reversed(ENTRIES)])
 def test_a_call_works_or_raises_memory_error_whichever_allocation_fails(
     entry: str, library: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE
 from habana_mp.patches.tools.when_imported import WhenImported
@@ -17,7 +18,7 @@ from habana_mp.patches.tools.when_imported import WhenImported
 _MODE = Assumption(
     "torch.export-regions",
     assumed="a strict export traces by `PreDispatchTorchFunctionMode`, which notes `_enter_autocast`, `_exit_autocast`",
-    check="the class has `__torch_function__` and `__exit__`, and torch.amp.autocast_mode these two functions",
+    check="the class has `__torch_function__`, inherits `__exit__`, and torch.amp.autocast_mode has both functions",
     otherwise="in a strict export, regions of `disable_casts` and `autocast` that the model has inside are not seen",
 )
 
@@ -26,18 +27,21 @@ class RegionsInExport(WhenImported):
     """Enters regions without casts in a strict export.
 
     A strict export traces Dynamo's graph again. torch then records where a region of torch.autocast begins and ends,
-    but does not enter it, although the casts are decided at that time.
+    but does not enter it, although the casts are decided at that time. In an export that is not strict torch enters the
+    region itself, before it records this.
     """
 
     name = "torch.fx.experimental.proxy_tensor"
-    _original: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._attributes = ExchangedAttributes()
 
     def do(self, module: Any) -> None:
         if not holds(_MODE, lambda: _notes_regions(module)):
             return
         mode: Any = module.PreDispatchTorchFunctionMode
-        self._original = original = mode.__torch_function__
-        leave_mode = mode.__exit__  # inherited
+        original, leave_mode = mode.__torch_function__, mode.__exit__
         enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
         def entering_regions(tracing: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,16 +58,11 @@ class RegionsInExport(WhenImported):
                 _leave_noted_region(state)
             return leave_mode(tracing, *error)
 
-        mode.__torch_function__ = entering_regions
-        mode.__exit__ = leaving_all
+        self._attributes.exchange(mode, "__torch_function__", entering_regions)
+        self._attributes.exchange(mode, "__exit__", leaving_all)
 
     def undo(self, module: Any) -> None:
-        if self._original is None:
-            return
-        mode: Any = module.PreDispatchTorchFunctionMode
-        mode.__torch_function__, self._original = self._original, None
-        if "__exit__" in vars(mode):
-            del mode.__exit__
+        self._attributes.put_back()
 
 
 _PROGRAMS = Assumption(
@@ -126,17 +125,17 @@ def is_exported_with_rules(module: Any) -> bool:
 def _notes_regions(module: Any) -> bool:
     mode, autocast = module.PreDispatchTorchFunctionMode, torch.amp.autocast_mode
     functions = (mode.__torch_function__, mode.__exit__, autocast._enter_autocast, autocast._exit_autocast)
-    return all(map(callable, functions))
+    return all(map(callable, functions)) and "__exit__" not in vars(mode)
 
 
 def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int | None:
-    """Sets the state that a region of torch.autocast sets on entry. Returns the former state, or None if it is
-    unchanged: torch has entered the region itself, and will leave it."""
+    """Sets the state that a region of torch.autocast sets on entry. Returns the former state, or None if the state is
+    as it was: torch has entered the region before, or the region is not one that casts nothing."""
     state = _core.current_state()
     if device == REGION_DEVICE:
         torch.set_autocast_dtype(device, dtype)
         wanted = _core.current_state() & ~_core.state_without_casts
-    elif enabled == (device == _core.disabled_flag):
+    elif enabled == (device == _core.disabled_flag):  # `disable_casts` enters torch.autocast(disabled_flag)
         wanted = state | _core.state_without_casts
     else:
         return None

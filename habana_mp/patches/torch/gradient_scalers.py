@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from habana_mp.common.undoing import surely
+from habana_mp.common.undoing import run_cleanup
 
 #: The methods that change the state of a scaler, or gradients, after the backward.
 _METHODS = ("unscale_", "step")
@@ -37,4 +37,4 @@ def scalers_end_steps(is_looking: Callable[[], bool], ends: type[BaseException])
             setattr(kind, name, ending(name))
         yield
     finally:
-        surely(end)
+        run_cleanup(end)
