@@ -20,7 +20,7 @@ def heads(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 class RMSNorm(nn.Module):
-    """The norm in the form of Llama's authors."""
+    """An RMS norm in the dtype of its input, without the casts that Llama has in its norms."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

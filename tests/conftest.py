@@ -32,7 +32,7 @@ _core.bind_torch()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", metavar="I/N", help="one test of N, the Ith first")
+    parser.addoption("--part", metavar="I/N", help="every Nth test, from number I on; the first is 0")
 
 
 def pytest_collection_finish() -> None:

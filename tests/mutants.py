@@ -3,16 +3,16 @@
     python tests/mutants.py [rules] [weights] [host] [--only I/N] [--match TEXT] [--quick] [--again] [--list]
 
 Without arguments all three: every mutant of ``src/rules``, against its test in C++ and the property test beside it; a
-sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests of their folders. Each mutant
-is built in a folder of its part in build/mutants and tested there, so parts can be tested at the same time; what is
-installed is not touched. Results are kept in results.json there until the file that was changed is another one, so a
-run that was stopped goes on.
+sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests in ``TESTS``. Each mutant is
+built in a folder of its part in build/mutants and tested there, so parts can be tested at the same time; what is
+installed is not touched. results.json there stores each result. It is valid while the changed file has no other change,
+even if the tests change; ``--again`` ignores it. So a run that was stopped goes on.
 
-A mutant of the core runs the files of fast tests first, and all tests only where these notice nothing; with
-``--quick``, or where tests/mutants.txt explains it, it runs no more than the first.
+A mutant of the core runs the fast files of tests first, and those in ``SLOW`` if the fast ones notice nothing. With
+``--quick``, or if tests/mutants.txt explains the mutant, the slow ones do not run.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
-status is 1 where one has neither.
+status is 1 if one has neither, and if such a line is about a mutant that a test notices or that does not exist.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TESTS = {
     "weights": ["tests/weights"],
     "host": ["tests/host", "tests/install", "tests/libraries/test_exact_code.py", "tests/rules/test_constructors.py"],
 }
-#: Files of tests that take a minute or more, which run last.
+#: Files of tests that take a minute or more.
 SLOW = [
     "tests/host/test_assumptions.py",
     "tests/install/test_installation.py",
@@ -57,7 +57,7 @@ SLOW = [
     "tests/weights/test_packed_products.py",
     "tests/weights/test_weight_changes.py",
 ]
-#: It builds the core of the checkout, which has no mutant.
+#: Not run: this test builds the core of the checkout, which has no mutant.
 LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
 NOT_MARKED = "not slow and not trust"
 
@@ -317,12 +317,13 @@ class Results:
 
 
 def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) -> int:
-    """Tests the mutants of a part; returns the number of survivors without an explanation."""
+    """Tests the mutants of a part; returns how many survived without an explanation, or were noticed despite one."""
     part = Rules() if name == "rules" else Core(name, quick=options.quick)
     results = Results(part.tree, again=options.again)
     first, step = map(int, options.only.split("/"))
     mutants = [one for one in part.mutants[first::step] if options.match in one.key]
     counts: Counter[str] = Counter()
+    wrong = 0
     for number, mutant in enumerate(mutants, 1):
         result = results.get(mutant, is_explained=mutant.key in explained)
         if result is None:
@@ -344,18 +345,23 @@ def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) 
             else "noticed"
         )
         counts[kind] += 1
+        if kind == "SURVIVED" or (kind != "survived, explained" and mutant.key in explained):
+            wrong += 1
+            result += "" if kind == "SURVIVED" else f"; {EXPLAINED.name} has a line for it, which is not needed"
         print(f"{name} {number}/{len(mutants)} {mutant.file}:{mutant.line}: {mutant.marked}\n    {result}", flush=True)
     print(
         f"{name}: {len(mutants)} of {len(part.mutants)} mutants: "
         + ", ".join(f"{n} {kind}" for kind, n in counts.items())
     )
-    return counts["SURVIVED"]
+    return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="rules, weights, host; without one all")
-    parser.add_argument("--only", default="0/1", metavar="I/N", help="one mutant of N, the Ith first")
+    parser.add_argument(
+        "--only", default="0/1", metavar="I/N", help="every Nth mutant, from number I on; the first is 0"
+    )
     parser.add_argument("--match", default="", metavar="TEXT", help="mutants with this in their file or line")
     parser.add_argument("--quick", action="store_true", help="only the fast tests for a mutant of the core")
     parser.add_argument("--again", action="store_true", help="test again what has a result")
@@ -364,19 +370,22 @@ def main() -> int:
     parts = options.parts or ["rules", "weights", "host"]
     if unknown := set(parts) - {"rules", *TESTS}:
         parser.error(f"parts are rules, weights and host; got {', '.join(sorted(unknown))}")
+    if not (found := re.fullmatch(r"(\d+)/(\d+)", options.only)) or int(found[1]) >= int(found[2]):
+        parser.error(f"--only must be I/N with numbers, I less than N; got {options.only!r}")
     explained = explanations()
     if options.list:
         for part in parts:
             for mutant in all_mutants("rules", (".cpp", ".hpp")) if part == "rules" else sample(part):
                 print(f"{mutant.file}:{mutant.line}: {mutant.marked}")
         return 0
-    survivors = sum(run_part(part, options, explained) for part in parts)
+    wrong = sum(run_part(part, options, explained) for part in parts)
     existing = {one.key for part in ("rules", *TESTS) for one in all_mutants(part, (".cpp", ".hpp"))}
-    for key in explained.keys() - existing:
-        print(f"{EXPLAINED.name} explains a mutant that there is no more: {key}")
-    if survivors:
-        print(f"{survivors} mutants survived without a line in tests/mutants.txt")
-    return int(survivors > 0)
+    missing = explained.keys() - existing
+    for key in sorted(missing):
+        print(f"{EXPLAINED.name} explains a mutant that does not exist: {key}")
+    if wrong:
+        print(f"{wrong} mutants need a test, a line in {EXPLAINED.name}, or no line there")
+    return int(bool(wrong or missing))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The search for the lines that make a step deviate.
 
 The step runs again with one line in float32, for each of the most suspected lines. If no single line removes the
-deviation, the step runs with several lines in float32. Their number is then reduced until no line can be left out.
+deviation, the step runs with several lines in float32. Their number is then reduced until no line can be left out, or
+until `_MOST_RUNS` runs are made.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Search:
 
     def _together(self, lines: Sequence[Line], progress: Progress) -> tuple[dict[Line, Deviations], Deviations] | None:
         """Returns lines that together remove the deviation, each with the deviations without it, and the deviations
-        with all of these lines. Returns None if even all lines do not remove the deviation."""
+        with all of these lines. A line without which no run was made has the deviations of the step itself. Returns
+        None if even all lines do not remove the deviation."""
         self._tell(progress, "with all suspected lines in float32")
         after = self._with_exact(lines)
         if not self._is_mended(after):
@@ -78,7 +80,7 @@ class Search:
                 least = middle + 1
         kept, needed = list(lines[:count]), {}
         for place, line in enumerate(reversed(lines[:count])):
-            if self.count >= _MOST_RUNS:  # the others may be needed
+            if self.count >= _MOST_RUNS:  # the others were not tried, so they may be unnecessary
                 needed.update(dict.fromkeys(lines[: count - place], self._found))
                 break
             others = [one for one in kept if one != line]
