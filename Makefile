@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 # Without what it requires, which is a torch of its own, and in a folder of its own, as
 # tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
-# The newest release, for `make test-newest`, and where it is installed.
+# The release for `make test-newest`, and where it is installed.
 NEWEST_TORCH := torch==2.14.1
 NEWEST_TORCHVISION := torchvision==0.29.1
 NEWEST := build/newest

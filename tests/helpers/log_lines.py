@@ -36,8 +36,8 @@ REASONS = {
     "slower": "slower in the lower precision",
     "other_device": "the region is for another device",
     "op_wrap": "wrapped by op_wrap",
-    "parts": "listed by its parts, or as a part",
-    "sums": "added up in float32, the result rounded",
+    "parts": "a list names its parts, or what it is a part of",
+    "sums": "summed in float32, then rounded",
     "disabled": "under disable_casts",
     "autocast_off": "inside of torch.autocast(enabled=False)",
 }
