@@ -361,13 +361,25 @@ def test_a_step_has_a_cast_to_write_for_each_weight_that_has_one() -> None:
     assert none is None
 
 
+def _transpose_by_data(w: nn.Parameter) -> None:
+    w.data = w.data.t()
+
+
+def _transpose_in_place(w: nn.Parameter) -> None:
+    with torch.no_grad():
+        w.t_()
+
+
+@pytest.mark.parametrize("transpose", [_transpose_by_data, _transpose_in_place])
 @pytest.mark.parametrize("made_by", [torch.optim.SGD, optim.SGD])
-def test_a_weight_that_lies_otherwise_in_the_same_memory_is_cast_anew_after_a_step(made_by: Any) -> None:
+def test_a_weight_that_has_another_layout_in_the_same_memory_is_cast_anew_after_a_step(
+    made_by: Any, transpose: Callable[[nn.Parameter], None]
+) -> None:
     hmp.convert()
     w = weight(32, 32)
     optimizer = made_by([w], lr=0.1)
     F.linear(X, w).sum().backward()
-    w.data = w.data.t()
+    transpose(w)
     assert w.grad is not None
     w.grad = w.grad.t()
     with hmp.disable_casts():
