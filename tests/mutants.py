@@ -46,11 +46,13 @@ SEPARATOR = " ## "
 SAMPLE = 60
 #: These tests, files or folders, run for a mutant in this folder of src/.
 TESTS = {
-    "weights": ["tests/weights"],
+    "weights": ["tests/weights", "tests/with_torch/test_recurrent_modules.py"],
     "host": [
         "tests/host",
         "tests/install",
         "tests/libraries/test_exact_code.py",
+        "tests/with_torch/test_greenlets.py",
+        "tests/with_torch/test_saved_tensors.py",
         "tests/rules/test_casts_inside.py",
         "tests/rules/test_constructors.py",
     ],

@@ -67,6 +67,20 @@ def test_experts_in_one_weight_are_cast_once_where_they_do_not_train(mode: str) 
     assert (kept().weights, kept().hits) == ((0, 0) if mode == "grad" else (1, 4))
 
 
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [({}, 1), ({"weight_cache": False}, 0), ({"weight_cache_limit": 100}, 0), ({"weight_cache_limit": 2 * 16 * 32}, 1)],
+    ids=["as before", "without a cache", "with less room", "with as much room"],
+)
+def test_another_convert_drops_the_casts_that_it_does_not_allow(options: dict[str, Any], left: int) -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+    F.linear(X, w)
+    assert kept().weights == 1
+    hmp.convert(**options)
+    assert kept().weights == left
+
+
 def test_a_small_part_of_a_weight_that_changes_is_cast_by_itself() -> None:
     hmp.convert(preset="torch-cpu")
     w = weight(1024, 128)

@@ -79,6 +79,8 @@ ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         torch.empty(0), w, 0, [SIZE, SIZE], [SIZE, 1]
     ),
     "set": lambda w: ATEN.set.source_Tensor(torch.empty(0), w),
+    "Tensor.set_": lambda w: torch.empty(0).set_(w.detach()),
+    "Tensor.set_ by keyword": lambda w: torch.empty(0).set_(source=w.detach()),
     "data": lambda w: ATEN.data(w),
     "prim.data": lambda w: torch.ops.prim.data(w),
     "_unsafe_view": lambda w: ATEN._unsafe_view(w, [SIZE, SIZE]),
@@ -105,6 +107,18 @@ def test_a_write_through_an_alias_with_a_version_of_its_own_is_seen(way: str, mo
     w = weight()
     with MODES[mode]():
         assert_seen(lambda w: put(ALIASES[way](w)), w)
+
+
+def test_a_weight_is_cached_again_when_an_alias_by_set_is_gone() -> None:
+    hmp.convert()
+    w = weight()
+    with torch.no_grad():
+        F.linear(X, w)
+        torch.empty(0).set_(w.detach())
+        F.linear(X, w)
+        hits = kept().hits
+        F.linear(X, w)
+    assert kept().hits == hits + 1
 
 
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
