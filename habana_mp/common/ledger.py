@@ -90,7 +90,7 @@ def _why_not(assumption: Assumption, test: Callable[[], object]) -> tuple[str | 
     if assumption.name in _broken:
         return "broken on purpose", None
     try:
-        return (None, None) if test() else ("it is not so", None)
+        return (None, None) if test() else ("its check failed", None)
     except _UNEXPECTED as error:
         return str(error) if isinstance(error, UnmetError) else f"{type(error).__name__}: {error}", error
 

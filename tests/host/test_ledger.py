@@ -1,4 +1,4 @@
-"""The ledger: each assumption is asked once, and what is found is remembered and told."""
+"""The ledger: `holds` runs a check once, `require` each time, and both store the result. The list of patches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_a_test_raises_counts_as_no_and_is_told() -> None:
     assert [state for *_, state in ledger.rows()] == [
         "does not hold: IndexError: pop from empty list",
         "does not hold: torch.x.y is missing",
-        "does not hold: it is not so",
+        "does not hold: its check failed",
     ]
 
 
@@ -50,12 +50,12 @@ def test_one_part_that_is_not_so_does_not_hide_the_others() -> None:
     assert holds(assumption, lambda: True, "one part")
     assert not holds(assumption, lambda: False, "another")
     assert holds(assumption, lambda: True, "a third")
-    assert ledger.state_of("a.thing") == "does not hold: it is not so"
+    assert ledger.state_of("a.thing") == "does not hold: its check failed"
 
 
 def test_what_is_required_is_asked_each_time_and_raised() -> None:
     assumption = an_assumption()
-    with pytest.raises(RuntimeError, match=r"it is there \(a\.thing: it is not so\)"):
+    with pytest.raises(RuntimeError, match=r"it is there \(a\.thing: its check failed\)"):
         require(assumption, lambda: False)
     require(assumption, lambda: True)
     assert ledger.state_of("a.thing") == "holds"
