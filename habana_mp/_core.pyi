@@ -626,6 +626,9 @@ def weights_may_watch_exchange() -> bool:
     """True if there is no such table, or if it is writable."""
 
 def weights_stop_watching() -> None: ...
+def weights_expect_changes(parameters: tuple[Any, ...]) -> None:
+    """Notes that these weights will be written to."""
+
 def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:
     """Notes that these weights were written to. With `may_be_fresh`, some of their casts may be up to date."""
 

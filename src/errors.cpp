@@ -1,6 +1,8 @@
 #define PY_SSIZE_T_CLEAN
 #include "errors.hpp"
 
+#include <string_view>
+
 namespace habana_mp {
 
 namespace {
@@ -38,6 +40,19 @@ Owned taken_exception() {
 }
 
 }  // namespace
+
+bool is_interrupt() noexcept {
+  if (PyErr_ExceptionMatches(PyExc_Exception) == 0 || PyErr_ExceptionMatches(PyExc_TimeoutError) != 0) return true;
+  PyObject* const type = PyErr_Occurred();
+  if (PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type), Py_TPFLAGS_HEAPTYPE) == 0) return false;
+  const Owned held_type = Owned::borrowed(type);
+  const HeldError held;
+  const Owned module(PyObject_GetAttrString(type, "__module__"));
+  const char* text = module && PyUnicode_Check(module.get()) ? PyUnicode_AsUTF8(module.get()) : nullptr;
+  const std::string_view name(text == nullptr ? "" : text);
+  PyErr_Clear();
+  return name != "torch" && !name.starts_with("torch.") && !name.starts_with("habana_mp.");
+}
 
 void raise_later() noexcept {
   Owned exception = taken_exception();

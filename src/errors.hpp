@@ -70,18 +70,21 @@ class HeldError {
   bool is_dropped_ = false;
 };
 
-// Drops the exception that is set, if any. An exception that does not derive from Exception, such as an interrupt,
-// stays.
+// True if the exception that is set is not an error of the code that was called, but interrupts it: one that does not
+// derive from Exception (Ctrl-C, the end of a greenlet), and one of a class that neither CPython nor torch has, or a
+// TimeoutError, as signal handlers raise them.
+bool is_interrupt() noexcept;
+
+// Drops the exception that is set, if any. An interrupt stays.
 inline void drop_error() {
-  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+  if (PyErr_Occurred() != nullptr && !is_interrupt()) PyErr_Clear();
 }
 
 // Takes the exception that is set, and raises it in this thread as soon as the thread runs Python code again.
 void raise_later() noexcept;
 
-// Drops the exception that is set, if any: for functions that cannot fail. An exception that does not derive from
-// Exception (Ctrl-C, the end of a greenlet) is raised later. No other code of the core drops exceptions
-// (tests/host/test_dropped_errors.py).
+// Drops the exception that is set, if any: for functions that cannot fail. An interrupt is raised later. No other code
+// of the core drops exceptions (tests/host/test_dropped_errors.py).
 inline void clear_error() noexcept {
   if (PyErr_Occurred() == nullptr) return;
   drop_error();

@@ -29,6 +29,7 @@ struct Place {
 struct Tables {
   Owned resolver;
   watch::Table<Place, const RuleSet*> found;
+  std::uint64_t times_forgotten = 0;
 };
 NeverDestroyed<Tables> tables;
 
@@ -49,6 +50,7 @@ const RuleSet* resolve(const watch::Module* module, const Place& place) {
 }  // namespace
 
 void set_module_rules(PyObject* resolver) noexcept {
+  ++tables->times_forgotten;
   tables->found.clear();
   tables->resolver = Owned::borrowed_or_null(resolver);
 }
@@ -64,9 +66,11 @@ std::optional<const RuleSet*> rules_in_module(PyObject* module) {
   const Place place{call->module->number + 1, lists, call->kept_in};
   if (const RuleSet* const* known = tables->found.find(place)) [[likely]]
     return *known == nullptr ? around : *known;
+  const std::uint64_t times_forgotten = tables->times_forgotten;
   const RuleSet* const found = resolve(call->module, place);
   if (PyErr_Occurred() != nullptr) return std::nullopt;
-  tables->found[place] = found;
+  // If another thread has converted meanwhile, the next call asks again.
+  if (tables->times_forgotten == times_forgotten) tables->found[place] = found;
   return found == nullptr ? around : found;
 }
 

@@ -87,7 +87,8 @@ bool intercepts_calls(PyObject* code) noexcept {
 bool have_same_place(PyObject* code, PyObject* other) noexcept {
   const auto* one = reinterpret_cast<PyCodeObject*>(code);
   const auto* two = reinterpret_cast<PyCodeObject*>(other);
-  // Code without a file has a name such as <string>, and a lambda expression has one such as <lambda>.
+  // Two pieces of code without a file (<string>) or a name (<lambda>) may be at the same line, so they count as
+  // different.
   return one->co_firstlineno == two->co_firstlineno && PyUnicode_Compare(one->co_name, two->co_name) == 0 &&
          PyUnicode_Compare(one->co_filename, two->co_filename) == 0 && !text_of(one->co_name).starts_with('<') &&
          !text_of(one->co_filename).starts_with('<');
@@ -95,7 +96,7 @@ bool have_same_place(PyObject* code, PyObject* other) noexcept {
 
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
 
-// torch.distributed computes parameters and gradients. It contains no model code.
+// torch.distributed has no code of a model: what it computes are parameters and gradients.
 bool caller_is_distributed() {
   const Owned name = module_of_caller();
   return name && text_of(name.get()).starts_with("torch.distributed.");

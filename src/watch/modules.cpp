@@ -89,6 +89,7 @@ struct Tables {
   std::unordered_map<std::string, Module*> by_path;
   Table<Child, Known> children;
   Table<Child, Known> last;  // the place of a module that was called inside others before; the key has no parent
+  std::uint64_t times_forgotten = 0;
 };
 NeverDestroyed<Tables> tables;
 
@@ -163,13 +164,17 @@ Found module_of(Module* around, PyObject* object) {
   const Known* const known = tables->children.find(child);
   if (known != nullptr && is_known(*known, object)) [[likely]]
     return {known->module, known->kept_in};
+  const std::uint64_t times_forgotten = tables->times_forgotten;
   const Found found = find_module(around, object);
   drop_error();
   if (PyErr_Occurred() != nullptr) return {around};
   Module* const module = found.module;
   if (module != nullptr) ++module->under_way;  // making a weak reference may collect garbage, which may run other code
-  remember(tables->children, child, found);
-  if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, found);
+  // If another thread has changed names or precisions meanwhile, the next call finds the module anew.
+  if (tables->times_forgotten == times_forgotten) {
+    remember(tables->children, child, found);
+    if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, found);
+  }
   if (module != nullptr && module != around) module->reference = reference_to(object);
   if (module != nullptr) --module->under_way;
   return found;
@@ -294,6 +299,7 @@ const Module* module_numbered(std::uint64_t number) noexcept {
 PyObject* objects_of(const Module* module) { return objects_around(module).release(); }
 
 void forget_module_names() noexcept {
+  ++tables->times_forgotten;
   tables->children.clear();
   tables->last.clear();
 }

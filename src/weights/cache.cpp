@@ -254,8 +254,8 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     return false;
   }
   const host::HeldMemory memory(weight);
-  const bool lies_as_before = entry.geometry.values != nullptr && host::has_geometry(weight, entry.geometry, true);
-  if (!lies_as_before) {
+  const bool has_same_layout = entry.geometry.values != nullptr && host::has_geometry(weight, entry.geometry, true);
+  if (!has_same_layout) {
     entry.geometry = {};
     entry.drop();
     if (!find_values(entry, weight)) return refuse(Refusal::layout);
@@ -301,7 +301,8 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   return refuse(Refusal::limit);
 }
 
-// Adds an entry for the weight. Returns it, or the one that other code has added meanwhile.
+// Adds an entry for the weight. Returns it, or the one that other code has added meanwhile. Returns null, with no
+// exception set, if memory runs out.
 std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   Owned reference = weak_reference_to(weight);
   if (!reference) {
@@ -401,13 +402,13 @@ class Base {
  public:
   explicit Base(PyObject* view) : held_(host::base_of(view)) {
     clear_error();
-    if (held_ && !is_whole_of(view)) held_.reset();
+    if (held_ && !is_weight_behind(view)) held_.reset();
   }
   [[nodiscard]] PyObject* weight() const { return held_.get(); }
   [[nodiscard]] Owned take() { return std::move(held_); }
 
  private:
-  [[nodiscard]] bool is_whole_of(PyObject* view) const {
+  [[nodiscard]] bool is_weight_behind(PyObject* view) const {
     if (!host::is_parameter(weight()) || host::kind_of_tensor(weight()) != Kind::f32) return false;
     const Snapshot part = host::snapshot_of(view);
     const Snapshot whole = host::snapshot_of(weight());
@@ -431,8 +432,8 @@ bool is_only_view(Entry& entry, PyObject* weight) {
   return is_alone;
 }
 
-// True if a part of a weight is to be taken from the cast of the whole weight. The whole is cast only after as many
-// values of parts were cast separately.
+// True if a part of a weight is to be taken from the cast of the whole weight. The whole weight is cast only after its
+// parts were cast separately with as many elements as the weight has.
 bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
   if (entry.has(Layout::plain) && is_unchanged(entry, snapshot_without_views(weight, 1))) return true;
   entry.elements_cast_separately += elements;
@@ -558,6 +559,13 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
   distrust(found->second);
 }
 
+void all_memory_escapes() noexcept {
+  if (!settings->on) return;
+  ++cache().escapes;
+  host::forget_files();
+  for (const auto& [key, entry] : cache().entries) entry->validity = Validity::exposed;
+}
+
 void numpy_takes(const char* storage, bool lent) noexcept {
   if (!settings->on || storage == nullptr) return;
   if (!lent) {
@@ -583,7 +591,7 @@ struct Renewed {
 };
 
 // Marks the casts of this weight as outdated.
-void was_changed(PyObject* weight) noexcept {
+void mark_outdated(PyObject* weight) noexcept {
   for (const Kind to : precisions) {
     const auto found = cache().entries.find({weight, to});
     if (found != cache().entries.end() && found->second->validity == Validity::by_version)
@@ -637,7 +645,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
   } catch (const std::bad_alloc&) {
     // Each weight is cast at its next use instead.
     for (const Renewed& one : renewed) one.entry->busy.end();
-    for (Py_ssize_t i = 0; i < count; ++i) was_changed(weights[i]);
+    for (Py_ssize_t i = 0; i < count; ++i) mark_outdated(weights[i]);
     return;
   }
   if (jobs.empty()) return;
@@ -650,6 +658,11 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
     count_refresh(*one.entry);
   }
   counts.refresh_nanoseconds += static_cast<std::uint64_t>(taken.count());
+}
+
+void expect_changes(PyObject* const* weights, Py_ssize_t count) noexcept {
+  if (!settings->on || cache().entries.empty()) return;
+  for (Py_ssize_t i = 0; i < count; ++i) mark_outdated(weights[i]);
 }
 
 PyObject* cast_to_write(PyObject* weight) noexcept {

@@ -73,9 +73,15 @@ bool holds_any_cast() noexcept;
 // write to it without incrementing the version counter. As long as such code holds a torch tensor or storage, it is
 // counted as an owner. If it holds only a pointer (`unseen`), it is not counted.
 void memory_escapes(const char* storage, bool unseen) noexcept;
+// The same for all weights that have a cast.
+void all_memory_escapes() noexcept;
 // Notes that NumPy is about to get this storage's memory. Code can get pointers and buffers from NumPy's arrays in more
 // ways than can be watched. If `lent` is true, the code that makes the array also drops it.
 void numpy_takes(const char* storage, bool lent) noexcept;
+
+// Notes that these weights will be written to, perhaps by writes that nothing counts: their casts are made again before
+// the next use.
+void expect_changes(PyObject* const* weights, Py_ssize_t count) noexcept;
 
 // Makes the casts of these weights again, all at once, after any write to the weights. If they `may_be_fresh`, casts
 // that were written together with their weights are left alone.

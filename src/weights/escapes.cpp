@@ -1,5 +1,8 @@
 #include "weights/escapes.hpp"
 
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "atomic_store.hpp"
@@ -268,15 +271,40 @@ bool nothing_is_lost() noexcept {
   return true;
 }
 
-// Reads lists and tuples directly, since iterating could run user code.
-void argument_escapes(PyObject* value, int depth) noexcept {
-  constexpr int deepest = 2;
-  if (!PyList_Check(value) && !PyTuple_Check(value)) {
-    tensor_escapes(value, false);
-    return;
+// True if objects of this class hold no tensor: numbers, strings, and small objects of torch.
+bool holds_no_tensor(PyTypeObject* type) noexcept {
+  const std::string_view name(type->tp_name);
+  if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) != 0) {
+    static constexpr std::array harmless = {"ScriptFunction", "ScriptMethod", "_DispatchOperatorHandle", "DispatchKey",
+                                            "DispatchKeySet"};
+    return std::any_of(harmless.begin(), harmless.end(), [&](const char* end) { return name.ends_with(end); });
   }
-  for (Py_ssize_t i = 0; depth < deepest && i < PySequence_Fast_GET_SIZE(value); ++i) {
-    argument_escapes(PySequence_Fast_GET_ITEM(value, i), depth + 1);
+  return type == Py_TYPE(Py_None) || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type ||
+         type == &PyComplex_Type || type == &PyUnicode_Type || type == &PyBytes_Type || name.starts_with("torch.");
+}
+
+// Reads lists, tuples and dicts directly, since iterating could run user code. Anything else that may hold a tensor,
+// such as an object of a scripted class, may hold any weight.
+void argument_escapes(PyObject* value, int depth) noexcept {
+  constexpr int deepest = 16;
+  if (host::is_tensor_base(value)) {
+    tensor_escapes(value, false);
+  } else if (depth == deepest) {
+    all_memory_escapes();
+  } else if (PyList_Check(value) || PyTuple_Check(value)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      argument_escapes(PySequence_Fast_GET_ITEM(value, i), depth + 1);
+    }
+  } else if (PyDict_Check(value)) {
+    Py_ssize_t position = 0;
+    PyObject* key = nullptr;
+    PyObject* item = nullptr;
+    while (PyDict_Next(value, &position, &key, &item) != 0) {
+      argument_escapes(key, depth + 1);
+      argument_escapes(item, depth + 1);
+    }
+  } else if (!holds_no_tensor(Py_TYPE(value))) {
+    all_memory_escapes();
   }
 }
 

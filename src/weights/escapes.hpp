@@ -48,8 +48,8 @@ void stop_watching_escapes() noexcept;
 
 // Reports that a tensor's memory may be written to from now on, unseen or not (see memory_escapes).
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept;
-// Reports the arguments of a function that writes unseen. Lists and nested lists are searched as well, since torch
-// accepts them.
+// Reports the arguments of a function that writes unseen, and what lists and dicts among them hold, since torch accepts
+// these. If an argument may hold any tensor, all weights are reported.
 void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept;
 
 }  // namespace habana_mp::weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import gc
 import threading
 import weakref
@@ -373,6 +375,10 @@ def test_a_step_has_a_cast_to_write_for_each_weight_that_has_one() -> None:
     found, none = _core.weights_casts_to_write([cast, other])
     assert torch.equal(found, cast.detach().bfloat16())
     assert none is None
+    F.linear(X, cast)
+    with torch.no_grad():
+        cast.t_()
+    assert _core.weights_casts_to_write([cast]) == [None]
 
 
 def _transpose_by_data(w: nn.Parameter) -> None:
@@ -399,6 +405,46 @@ def test_a_weight_that_has_another_layout_in_the_same_memory_is_cast_anew_after_
     with hmp.disable_casts():
         optimizer.step()
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+class WritesByPointer(torch.optim.Optimizer):
+    """Writes one element as code in C does, which counts no version."""
+
+    def __init__(self, w: nn.Parameter, pointer: Any, error: BaseException | None) -> None:
+        super().__init__([w], {})
+        self.pointer, self.error = pointer, error
+
+    def step(self, closure: Any = None) -> None:
+        self.pointer[5 * 32 + 7] += 3.0
+        if self.error is not None:
+            raise self.error
+        if closure is not None:
+            closure()
+
+
+def _fails(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("how", ["works", "raises", "is interrupted", "has a hook that raises", "has a closure"])
+def test_what_a_step_writes_by_a_pointer_is_seen(how: str) -> None:
+    w = weight(16, 32)
+    pointer = (ctypes.c_float * w.numel()).from_address(w.data_ptr())
+    hmp.convert()
+    errors = {"raises": ValueError(), "is interrupted": KeyboardInterrupt()}
+    optimizer = WritesByPointer(w, pointer, errors.get(how))
+    if "hook" in how:
+        optimizer.register_step_post_hook(_fails)
+
+    def assert_right() -> None:
+        with torch.no_grad():
+            assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+
+    for _ in range(3):
+        assert_right()
+        with contextlib.suppress(ValueError, KeyboardInterrupt, ZeroDivisionError):
+            optimizer.step(assert_right if "closure" in how else None)
+        assert_right()
 
 
 def test_a_cast_that_another_thread_makes_again_is_not_used_meanwhile() -> None:

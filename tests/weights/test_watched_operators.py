@@ -67,9 +67,33 @@ def _scripted_set(w: torch.Tensor) -> torch.Tensor:
     return torch.empty(0).set_(w)
 
 
+def _scripted_of_dict(values: dict[str, torch.Tensor]) -> torch.Tensor:
+    return values["w"].data
+
+
+def _scripted_of_list(values: list[torch.Tensor]) -> torch.Tensor:
+    return values[0].data
+
+
+def _scripted_of_deep_list(values: list[list[list[torch.Tensor]]]) -> torch.Tensor:
+    return values[0][0][0].data
+
+
+class Holder:
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
+def _scripted_of_object(holder: Holder) -> torch.Tensor:
+    return holder.held.data
+
+
 def _sparse(w: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.arange(SIZE)[None], w, (SIZE, SIZE), is_coalesced=True)
 
+
+_OF_DICT: Any = torch.jit.script(_scripted_of_dict)
+_HOLDER: Any = torch.jit.script(Holder)
 
 ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "set_": lambda w: ATEN.set_(torch.empty(0), w),
@@ -97,6 +121,13 @@ ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "values of a sparse tensor": lambda w: _sparse(w)._values(),
     "data in a script": torch.jit.script(_scripted_data),
     "set_ in a script": torch.jit.script(_scripted_set),
+    "data in a script that gets a dict": lambda w: _OF_DICT({"w": w}),
+    "data in a script that gets a dict of scripts": lambda w: _OF_DICT(torch.jit.script({"w": w})),
+    "data in a script that gets a list of scripts": lambda w: torch.jit.script(_scripted_of_list)(
+        torch.jit.script([w])
+    ),
+    "data in a script that gets a deep list": lambda w: torch.jit.script(_scripted_of_deep_list)([[[w]]]),
+    "data in a script that gets an object": lambda w: torch.jit.script(_scripted_of_object)(_HOLDER(w)),
 }
 
 

@@ -50,12 +50,22 @@ def ctrl_c_raises() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+class OutOfTimeError(Exception):
+    """As the handler of an alarm raises it."""
+
+
+def is_out_of_time() -> None:
+    raise OutOfTimeError
+
+
 INTERRUPTS: list[tuple[Callable[[], None], type[BaseException]]] = [
     (ctrl_c, KeyboardInterrupt),
     (exits, SystemExit),
     (ends_greenlet, greenlet.GreenletExit),
+    (is_out_of_time, OutOfTimeError),
 ]
-interrupts = pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS, ids=["ctrl-c", "exit", "greenlet"])
+NAMES = ["ctrl-c", "exit", "greenlet", "alarm"]
+interrupts = pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS, ids=NAMES)
 
 
 class Parts(dict[str, Any]):
@@ -144,6 +154,26 @@ except BaseException as raised:
     assert (done.stdout.strip(), done.stderr) == (error if "(" in error else f"{error}()", "")
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, OutOfTimeError, TimeoutError])
+def test_an_interrupt_while_a_call_is_decided_is_raised_by_the_call(raised: type[BaseException]) -> None:
+    """`einsum` asks a function of Python whether it makes a product."""
+
+    def interrupting(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "_einsum_makes_product":
+            sys.setprofile(None)
+            raise raised
+
+    hmp.convert(preset="recommended")
+    a = torch.ones(4, 4)
+    sys.setprofile(interrupting)
+    try:
+        with pytest.raises(raised):
+            torch.einsum("ij,jk->ik", a, a)
+    finally:
+        sys.setprofile(None)
+    assert torch.einsum("ij,jk->ik", a, a).dtype is torch.bfloat16
+
+
 class Handler(logging.Handler):
     def __init__(self, happens: Callable[[], None]) -> None:
         super().__init__()
@@ -153,7 +183,8 @@ class Handler(logging.Handler):
         self.happens()
 
 
-@interrupts
+# An error in a handler of the log is printed: the class of an alarm does not tell that it is none.
+@pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS[:3], ids=NAMES[:3])
 def test_an_interrupt_in_a_handler_of_the_log_is_raised_after_the_operation(
     interrupt: Callable[[], None], error: type[BaseException], unraisable: list[BaseException]
 ) -> None:

@@ -68,22 +68,30 @@ class RulesInModules:
 
     def _number(self, chain: list[Any], lists: int, kept_in: int) -> int:
         """Returns the number of the rule set in a module; 0 if the lists decide there as elsewhere."""
-        policy = self._policy_of(max(lists, 0))
+        while True:
+            policy = self._policy_of(max(lists, 0))
+            match = self._match(policy, chain, kept_in)
+            with locks.installation:
+                if self._policy_of(max(lists, 0)) is not policy:
+                    continue  # another thread has converted meanwhile
+                if policy is None or match is None:
+                    return 0
+                key = (lists, kept_in or policy.module_rules.effect_of(match))
+                if key not in self._numbers:
+                    self._numbers[key] = self._made(policy, match, lists, kept_in)
+                return self._numbers[key]
+
+    def _match(self, policy: Policy | None, chain: list[Any], kept_in: int) -> Match | None:
+        """Returns what decides in a module apart from the lists; None if nothing does."""
         if policy is None or not policy.covered:
-            return 0
+            return None
         paths, outermost = module_paths.paths_of(chain)
         if outermost is None:
-            return 0
+            return None
         match = policy.module_rules.match(paths, module_paths.class_names(outermost))
         if policy.module_rules:
             self._tell_of_patterns_without_match(policy, outermost)
-        if not kept_in and not match.patterns and not match.rest:
-            return 0
-        key = (lists, kept_in or policy.module_rules.effect_of(match))
-        with locks.installation:
-            if key not in self._numbers:
-                self._numbers[key] = self._made(policy, match, lists, kept_in)
-            return self._numbers[key]
+        return match if kept_in or match.patterns or match.rest else None
 
     def _made(self, policy: Policy, match: Match, lists: int, kept_in: int) -> int:
         if kept_in == AS_EXPORTED:

@@ -126,7 +126,7 @@ class WeightCache(Patch):
     """The cache of casts."""
 
     def __init__(self) -> None:
-        self._hook = StepHook(_renew, before=False)
+        self._hooks = [StepHook(_expect_changes, before=True), StepHook(_renew, before=False)]
         self._exchange = None if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else _ExchangeOfC()
 
     def check(self, settings: Settings) -> None:
@@ -141,7 +141,8 @@ class WeightCache(Patch):
         methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)
-        self._hook.install()
+        for hook in self._hooks:
+            hook.install()
         operators = packing_operators() if packed else {}
         for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
             plain = _core.unpatched_copy(function) if packed else None
@@ -164,7 +165,8 @@ class WeightCache(Patch):
         if self._exchange is not None:
             self._exchange.uninstall()
         _core.weights_stop_watching()
-        self._hook.uninstall()
+        for hook in self._hooks:
+            hook.uninstall()
 
 
 def keep_nothing() -> None:
@@ -216,6 +218,15 @@ def _find_operators() -> dict[str, tuple[Any, Any]]:
         what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
         for what, (pack, call) in _PACKING_OPERATORS.items()
     }
+
+
+def _expect_changes(optimizer: Optimizer, *_: Any) -> None:
+    """Makes the casts of an optimizer's weights outdated. A step may write through pointers, and then raise: it has no
+    end that hooks see."""
+    if torch.compiler.is_compiling():
+        return
+    for group in optimizer.param_groups:
+        _core.weights_expect_changes(tuple(group.get("params", ())))
 
 
 def _renew(optimizer: Optimizer, *_: Any) -> None:
