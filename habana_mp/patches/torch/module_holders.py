@@ -108,18 +108,22 @@ class Holders:
     def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
         """True if the holder is a container that belongs to no module, and gets a module that has a place: as the one
         that ``self.layers[:n]`` makes in each forward. No place depends on it."""
-        return type(holder) in _CONTAINERS and not self._around(holder) and bool(self._around(module))
+        return _is_container(holder) and not self._around(holder) and bool(self._around(module))
 
     def _registered(self, holder: torch.nn.Module, _: str, module: torch.nn.Module | None) -> None:
         if module is None or self._is_selection(holder, module):
             return
         for one in modules_in(module):
-            if type(one) in _CONTAINERS:
+            if _is_container(one):
                 self.note_parts(one)  # it may have been a selection until now
         self._note(holder, module)
         if any(one in self._placed for one in modules_in(module)):
             self._placed.clear()
             self._changed()
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    return any(type(module) is one for one in _CONTAINERS)  # `in` would call a metaclass's __eq__
 
 
 def parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
