@@ -168,7 +168,7 @@ Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Owned rows(
       PyObject_CallFunctionObjArgs(call.rule.execution.in_rows, arguments.values[0], arguments.values[1], nullptr));
-  attempt.interrupted = !rows && PyErr_ExceptionMatches(PyExc_Exception) == 0;
+  attempt.interrupted = !rows && is_interrupt();
   if (attempt.interrupted) return nullptr;
   clear_error();
   SmallBuffer<PyObject*> values(arguments.count());

@@ -159,11 +159,6 @@ rules::Answer ask(PyObject* condition, const Arguments& arguments) {
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }
 
-bool cast_refused() {
-  return PyErr_ExceptionMatches(PyExc_Exception) != 0 && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 &&
-         !host::jit_trace_was_recording();
-}
-
 Kind lower_state_of(const Call& call) {
   const Arguments& arguments = call.arguments;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
@@ -244,7 +239,13 @@ bool Facts::torch_raised() const {
 
 // True for a layout that cannot be cast and for a subclass that refuses the cast: the call is then made as it is
 // written.
-bool Facts::cast_refused() const { return engine::cast_refused(); }
+bool Facts::cast_refused() const {
+  // A subclass may refuse the cast by an exception of its own.
+  const bool is_refusal = host::holds_subclass(arguments.values, arguments.count())
+                              ? PyErr_ExceptionMatches(PyExc_Exception) != 0
+                              : !is_interrupt();
+  return is_refusal && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 && !host::jit_trace_was_recording();
+}
 
 bool Facts::is_left_alone() const {
   const HeldError held;

@@ -81,6 +81,5 @@ bool holds_lower_module_value(const Arguments& arguments);
 // tensors without dimensions count as numbers and are ignored.
 bool computes_state(const Arguments& arguments);
 bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments);
-bool cast_refused();
 
 }  // namespace habana_mp::engine

@@ -174,6 +174,29 @@ def test_an_interrupt_while_a_call_is_decided_is_raised_by_the_call(raised: type
     assert torch.einsum("ij,jk->ik", a, a).dtype is torch.bfloat16
 
 
+@interrupts
+def test_an_interrupt_while_a_weights_owners_are_counted_is_raised_by_the_call(
+    interrupt: Callable[[], None], error: type[BaseException]
+) -> None:
+    def interrupting(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "get_gradient_edge":
+            sys.setprofile(None)
+            interrupt()
+
+    hmp.convert(preset="recommended")
+    w = nn.Parameter(torch.randn(192, 192))
+    kept = w * 1  # the node that accumulates the gradient is an owner
+    torch.nn.functional.linear(torch.ones(1, 192), w)
+    assert w.data is not None
+    sys.setprofile(interrupting)
+    try:
+        with pytest.raises(error):
+            torch.nn.functional.linear(torch.ones(1, 192), w)
+    finally:
+        sys.setprofile(None)
+    assert kept.shape == w.shape
+
+
 class Handler(logging.Handler):
     def __init__(self, happens: Callable[[], None]) -> None:
         super().__init__()
