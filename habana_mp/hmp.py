@@ -307,7 +307,7 @@ def restore() -> None:
 
 
 def _end() -> None:
-    """Ends what ``convert`` began. May be called again if memory ran out in it."""
+    """Ends what ``convert`` began. It is safe to call twice, as `run_cleanup` does."""
     guarding.end()
     installation.uninstall()
     close_log()

@@ -150,11 +150,17 @@ bool has_sparse_gradient(const Conditions& conditions, const Arguments& argument
          Py_True;
 }
 
+// True if the exception that is set is an error for these arguments, which torch itself may raise or not, and no
+// interrupt. A subclass may raise an exception of any class.
+static bool is_error_of(const Arguments& arguments) {
+  const bool may_be_of_any_class = host::holds_subclass(arguments.values, arguments.count());
+  return may_be_of_any_class ? PyErr_ExceptionMatches(PyExc_Exception) != 0 : !is_interrupt();
+}
+
 rules::Answer ask(PyObject* condition, const Arguments& arguments) {
   const Owned answer(PyObject_Vectorcall(condition, arguments.values, static_cast<std::size_t>(arguments.positional),
                                          arguments.keywords));
-  // Torch itself raises the error for invalid arguments.
-  if (!answer && PyErr_ExceptionMatches(PyExc_MemoryError) == 0) drop_error();
+  if (!answer && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 && is_error_of(arguments)) HeldError().drop();
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }
@@ -240,11 +246,7 @@ bool Facts::torch_raised() const {
 // True for a layout that cannot be cast and for a subclass that refuses the cast: the call is then made as it is
 // written.
 bool Facts::cast_refused() const {
-  // A subclass may refuse the cast by an exception of its own.
-  const bool is_refusal = host::holds_subclass(arguments.values, arguments.count())
-                              ? PyErr_ExceptionMatches(PyExc_Exception) != 0
-                              : !is_interrupt();
-  return is_refusal && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 && !host::jit_trace_was_recording();
+  return is_error_of(arguments) && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 && !host::jit_trace_was_recording();
 }
 
 bool Facts::is_left_alone() const {

@@ -730,9 +730,11 @@ bool is_cached_memory(PyObject* tensor) noexcept {
 
 const char* describe(Refusal refusal) noexcept {
   static constexpr std::array words = {
-      "others hold its memory",        "a pointer to it was taken",  "NumPy had its memory",
-      "its memory is not torch's own", "nothing counts its changes", "it is not on the CPU",
-      "its values have gaps",          "the limit was reached",      "it was being changed",
+      "others hold its memory",     "a pointer to it was taken",
+      "NumPy had its memory",       "its memory is not torch's own",
+      "nothing counts its changes", "it is not on the CPU",
+      "its values have gaps",       "the limit was reached, or memory ran out",
+      "it was being changed",
   };
   static_assert(words.size() == refusals);
   return words[static_cast<std::size_t>(refusal)];

@@ -48,7 +48,7 @@ WEIGHTS = st.builds(
     refresh_seconds=st.floats(0, 1e9),
     refused=NUMBERS,
     bytes=NUMBERS,
-    reasons=st.dictionaries(st.just("the limit was reached"), NUMBERS),
+    reasons=st.dictionaries(st.just("the limit was reached, or memory ran out"), NUMBERS),
 )
 
 

@@ -574,7 +574,7 @@ def _made_in_inference_mode() -> nn.Parameter:
         ("nothing counts its changes", lambda: (_made_in_inference_mode(),), {}),
         ("it is not on the CPU", lambda: (nn.Parameter(torch.empty(16, 32, device="meta")),), {}),
         ("its values have gaps", lambda: (nn.Parameter(torch.ones(1, 32).expand(16, 32)),), {}),
-        ("the limit was reached", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
+        ("the limit was reached, or memory ran out", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
     ],
 )
 def test_the_report_tells_why_a_weight_is_not_kept(

@@ -206,7 +206,7 @@ class Handler(logging.Handler):
         self.happens()
 
 
-# An error in a handler of the log is printed: the class of an alarm does not tell that it is none.
+# An alarm's error in a handler of the log is printed, like any other error there.
 @pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS[:3], ids=NAMES[:3])
 def test_an_interrupt_in_a_handler_of_the_log_is_raised_after_the_operation(
     interrupt: Callable[[], None], error: type[BaseException], unraisable: list[BaseException]

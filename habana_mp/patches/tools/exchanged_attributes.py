@@ -19,7 +19,7 @@ class ExchangedAttributes:
         setattr(owner, name, value)
 
     def put_back(self) -> None:
-        """Restores the former values. An attribute that somebody else has replaced since keeps their value."""
+        """Restores the former values. An attribute that other code has replaced since keeps its present value."""
         while self._exchanged:
             owner, name, before, value = self._exchanged[-1]
             if vars(owner).get(name, _MISSING) is value:
