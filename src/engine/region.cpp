@@ -13,15 +13,14 @@
 #include "host/greenlets.hpp"
 #include "host/thread_flag.hpp"
 #include "log/log.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::engine {
 
 namespace {
 
-std::deque<RuleSet>& sets() {
-  static std::deque<RuleSet> all;  // its elements never move
-  return all;
-}
+NeverDestroyed<std::deque<RuleSet>> all_sets;  // its elements never move
+std::deque<RuleSet>& sets() { return *all_sets; }
 
 RuleSet* of_modules = nullptr;
 
@@ -52,10 +51,11 @@ struct MeaningOfDtype {
   bool until_tracking = false;
 };
 // By number. Number 0 stands for convert's lists while they apply.
-std::vector<MeaningOfDtype>& meanings_of_dtypes() {
-  static std::vector<MeaningOfDtype> all(1);
-  return all;
-}
+struct Meanings {
+  std::vector<MeaningOfDtype> all = std::vector<MeaningOfDtype>(1);
+};
+NeverDestroyed<Meanings> meanings;
+std::vector<MeaningOfDtype>& meanings_of_dtypes() { return meanings->all; }
 
 RegionDevice region_device{};
 // These read and set the region dtype without Python, if torch allows it.

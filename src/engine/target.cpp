@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "host/frames.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::engine {
 
@@ -18,24 +19,20 @@ std::array<Target*, target_capacity> targets{};
 std::size_t target_count = 0;
 
 namespace {
-std::unordered_map<PyObject*, Target*>& by_object() {
-  static std::unordered_map<PyObject*, Target*> map;
-  return map;
-}
-std::vector<Target*>& functions() {
-  static std::vector<Target*> alive;
-  return alive;
-}
+NeverDestroyed<std::unordered_map<PyObject*, Target*>> all_by_object;
+std::unordered_map<PyObject*, Target*>& by_object() { return *all_by_object; }
+NeverDestroyed<std::vector<Target*>> all_functions;
+std::vector<Target*>& functions() { return *all_functions; }
 
 // The counts of functions that no longer exist.
 struct Dropped {
   std::string representation;
   Count count;
 };
-std::map<std::tuple<std::string, Precision, Reason>, Dropped>& dropped() {
-  static std::map<std::tuple<std::string, Precision, Reason>, Dropped> map;
-  return map;
-}
+NeverDestroyed<std::map<std::tuple<std::string, Precision, Reason>, Dropped>> all_dropped;
+std::map<std::tuple<std::string, Precision, Reason>, Dropped>& dropped() { return *all_dropped; }
+
+NeverDestroyed<std::deque<Rule>> rules;  // its elements never move; a few dozen are enough for every policy
 
 std::unique_ptr<Target> make(PyObject* object, PyObject* shown, const std::string& operation) {
   const Owned text(PyObject_Repr(shown));
@@ -51,11 +48,10 @@ std::unique_ptr<Target> make(PyObject* object, PyObject* shown, const std::strin
 }  // namespace
 
 const Rule* intern(const Rule& rule) {
-  static std::deque<Rule> rules;  // its elements never move; a few dozen are enough for every policy
-  for (const Rule& known : rules) {
+  for (const Rule& known : *rules) {
     if (known == rule) return &known;
   }
-  return &rules.emplace_back(rule);
+  return &rules->emplace_back(rule);
 }
 
 Rule without_lowering(const Rule& listed, const Rule& unlisted) {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "host/ledger.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -120,13 +121,14 @@ void MemoryMap::read() {
   if (!mappings_tell.settle(tells)) mappings_.clear();
 }
 
+static NeverDestroyed<std::set<std::uintptr_t>> writable_pages;
+
 bool MemoryMap::is_writable(const void* address) {
-  static std::set<std::uintptr_t> writable_pages;
   const std::uintptr_t page = reinterpret_cast<std::uintptr_t>(address) >> 12U;
-  if (writable_pages.contains(page)) return true;
+  if (writable_pages->contains(page)) return true;
   const Mapping* mapping = find(address);
   if (mapping == nullptr || !mapping->writable) return false;
-  writable_pages.insert(page);
+  writable_pages->insert(page);
   return true;
 }
 

@@ -28,10 +28,8 @@ namespace {
 
 // Guarded by the GIL. Never destroyed: a static's destructor would run after Python is gone, and sinks own Python
 // objects. shut_down(), which atexit calls, empties it.
-std::shared_ptr<Destination>& in_force() {
-  static constinit NeverDestroyed<std::shared_ptr<Destination>> destination;
-  return *destination;
-}
+constinit NeverDestroyed<std::shared_ptr<Destination>> destination_in_force;
+std::shared_ptr<Destination>& in_force() { return *destination_in_force; }
 
 // The number of lines that all threads write now. Guarded by the GIL.
 int lines_in_flight = 0;

@@ -22,10 +22,9 @@ Statistics counts;
 MemoryLimit memory_limit;
 std::uint32_t uncounted_writers = 0;
 
-Cache& cache() {
-  static NeverDestroyed<Cache> the_cache;
-  return *the_cache;
-}
+// Made when the module is loaded: a forked child repairs it (see forks.hpp).
+static NeverDestroyed<Cache> the_cache;
+Cache& cache() { return *the_cache; }
 
 // The part of `uncounted_writers` that this thread counts.
 static thread_local std::uint32_t uncounted_writers_here = 0;

@@ -46,10 +46,8 @@ struct Waiting {
 };
 
 // Never destroyed: tensors may outlive the interpreter's modules.
-Waiting& waiting() noexcept {
-  static constinit NeverDestroyed<Waiting> the_blocks;
-  return *the_blocks;
-}
+constinit NeverDestroyed<Waiting> the_blocks;
+Waiting& waiting() noexcept { return *the_blocks; }
 
 // Registered when the module is loaded. A fork first takes the lock, so no thread that the child lacks can hold it.
 [[maybe_unused]] const int fork_handlers =

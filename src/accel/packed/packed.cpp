@@ -88,10 +88,8 @@ Owned case_of(const Entry& entry, const PackedCall& call) {
 // For each kind of linear layer: true if the library sums in the same order with a packed weight as with a plain one.
 // Each kind is tried once. (`gives_the_same_bits` tries the convolutions whose order may differ.) The GIL guards all
 // state of this file. Like the cache, the map is never destroyed.
-std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
-  static NeverDestroyed<std::unordered_map<ProductCase, bool, HashOfProductCase>> all;
-  return *all;
-}
+NeverDestroyed<std::unordered_map<ProductCase, bool, HashOfProductCase>> all_orders_of_sums;
+std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() { return *all_orders_of_sums; }
 
 std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
   if (!call.is_product()) return true;

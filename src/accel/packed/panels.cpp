@@ -30,10 +30,8 @@ constexpr double required_speedup = 1.05;
 constexpr std::size_t least_products_without_gil = std::size_t{1} << 21;
 
 // The GIL guards all state of this file. Like the cache, the map is never destroyed.
-std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() {
-  static NeverDestroyed<std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>> all;
-  return *all;
-}
+NeverDestroyed<std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>> all_verdicts;
+std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() { return *all_verdicts; }
 
 // Runs our kernels with the values that a trial of a kind of call uses.
 class Trial {

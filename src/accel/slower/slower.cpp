@@ -49,10 +49,8 @@ struct Measured {
 bool is_on = false;
 Verdict assumed = Verdict::unknown;
 
-std::unordered_map<std::uint64_t, Measured>& shapes() {
-  static NeverDestroyed<std::unordered_map<std::uint64_t, Measured>> all;
-  return *all;
-}
+NeverDestroyed<std::unordered_map<std::uint64_t, Measured>> all_shapes;
+std::unordered_map<std::uint64_t, Measured>& shapes() { return *all_shapes; }
 
 // Two shapes with one hash share a verdict, which costs time and nothing else.
 struct Hash {
