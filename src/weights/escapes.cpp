@@ -287,15 +287,14 @@ bool holds_no_tensor(PyTypeObject* type) noexcept {
 // such as an object of a scripted class, may hold any weight.
 void argument_escapes(PyObject* value, int depth) noexcept {
   constexpr int deepest = 16;
+  const bool is_searched = depth < deepest;
   if (host::is_tensor_base(value)) {
     tensor_escapes(value, false);
-  } else if (depth == deepest) {
-    all_memory_escapes();
-  } else if (PyList_Check(value) || PyTuple_Check(value)) {
+  } else if (is_searched && (PyList_Check(value) || PyTuple_Check(value))) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
       argument_escapes(PySequence_Fast_GET_ITEM(value, i), depth + 1);
     }
-  } else if (PyDict_Check(value)) {
+  } else if (is_searched && PyDict_Check(value)) {
     Py_ssize_t position = 0;
     PyObject* key = nullptr;
     PyObject* item = nullptr;
