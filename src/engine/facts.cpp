@@ -150,9 +150,10 @@ bool has_sparse_gradient(const Conditions& conditions, const Arguments& argument
          Py_True;
 }
 
-// True if the exception that is set is an error for these arguments, which torch itself may raise or not, and no
-// interrupt. A subclass may raise an exception of any class.
+// True if the exception that is set is an error for these arguments, which torch itself may raise or not: no interrupt,
+// and no lack of memory. A subclass may raise an exception of any class.
 static bool is_error_of(const Arguments& arguments) {
+  if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return false;
   const bool may_be_of_any_class = host::holds_subclass(arguments.values, arguments.count());
   return may_be_of_any_class ? PyErr_ExceptionMatches(PyExc_Exception) != 0 : !is_interrupt();
 }
@@ -160,7 +161,7 @@ static bool is_error_of(const Arguments& arguments) {
 rules::Answer ask(PyObject* condition, const Arguments& arguments) {
   const Owned answer(PyObject_Vectorcall(condition, arguments.values, static_cast<std::size_t>(arguments.positional),
                                          arguments.keywords));
-  if (!answer && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 && is_error_of(arguments)) HeldError().drop();
+  if (!answer && is_error_of(arguments)) HeldError().drop();
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }
@@ -245,9 +246,7 @@ bool Facts::torch_raised() const {
 
 // True for a layout that cannot be cast and for a subclass that refuses the cast: the call is then made as it is
 // written.
-bool Facts::cast_refused() const {
-  return is_error_of(arguments) && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 && !host::jit_trace_was_recording();
-}
+bool Facts::cast_refused() const { return is_error_of(arguments) && !host::jit_trace_was_recording(); }
 
 bool Facts::is_left_alone() const {
   const HeldError held;

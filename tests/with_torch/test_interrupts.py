@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import greenlet
@@ -154,23 +155,33 @@ except BaseException as raised:
     assert (done.stdout.strip(), done.stderr) == (error if "(" in error else f"{error}()", "")
 
 
+@contextmanager
+def called_at_the_beginning_of(name: str, act: Callable[[], None]) -> Iterator[None]:
+    """Calls `act` once, as soon as a Python function of this name begins."""
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            act()
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, OutOfTimeError, TimeoutError])
 def test_an_interrupt_while_a_call_is_decided_is_raised_by_the_call(raised: type[BaseException]) -> None:
     """`einsum` asks a function of Python whether it makes a product."""
 
-    def interrupting(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "_einsum_makes_product":
-            sys.setprofile(None)
-            raise raised
+    def interrupt() -> None:
+        raise raised
 
     hmp.convert(preset="recommended")
     a = torch.ones(4, 4)
-    sys.setprofile(interrupting)
-    try:
-        with pytest.raises(raised):
-            torch.einsum("ij,jk->ik", a, a)
-    finally:
-        sys.setprofile(None)
+    with called_at_the_beginning_of("_einsum_makes_product", interrupt), pytest.raises(raised):
+        torch.einsum("ij,jk->ik", a, a)
     assert torch.einsum("ij,jk->ik", a, a).dtype is torch.bfloat16
 
 
@@ -178,22 +189,13 @@ def test_an_interrupt_while_a_call_is_decided_is_raised_by_the_call(raised: type
 def test_an_interrupt_while_a_weights_owners_are_counted_is_raised_by_the_call(
     interrupt: Callable[[], None], error: type[BaseException]
 ) -> None:
-    def interrupting(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "get_gradient_edge":
-            sys.setprofile(None)
-            interrupt()
-
     hmp.convert(preset="recommended")
     w = nn.Parameter(torch.randn(192, 192))
     kept = w * 1  # the node that accumulates the gradient is an owner
     torch.nn.functional.linear(torch.ones(1, 192), w)
     assert w.data is not None
-    sys.setprofile(interrupting)
-    try:
-        with pytest.raises(error):
-            torch.nn.functional.linear(torch.ones(1, 192), w)
-    finally:
-        sys.setprofile(None)
+    with called_at_the_beginning_of("get_gradient_edge", interrupt), pytest.raises(error):
+        torch.nn.functional.linear(torch.ones(1, 192), w)
     assert kept.shape == w.shape
 
 
