@@ -460,6 +460,9 @@ def follow_module_tensors(on: bool) -> None:
     """If `on`, arithmetic on module tensors alone is not lowered from now on, unless autograd tracks it."""
 
 def module_tensors_are_followed() -> bool: ...
+def objects_with_frozen() -> list[Any]:
+    """Returns what `gc.get_objects()` returns, and the objects that `gc.freeze()` has set aside."""
+
 def remember_module_tensor(object: Any) -> None:
     """Notes a tensor of a module, if these are followed. Ignores any other object."""
 

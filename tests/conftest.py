@@ -35,14 +35,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="I/N", help="every Nth test, from number I on; the first is 0")
 
 
+# What was imported stays to the end. Many tests collect garbage, and would look at all of it each time. Nor does
+# `convert` need to look for modules among these objects.
+gc.get_freeze_count = lambda: 0
+
+
 def pytest_collection_finish() -> None:
-    # What was imported until now stays to the end. Many tests collect garbage, and would look at all of it each time.
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    # The same after each file: what it imported stays too. `convert` looks for modules among all objects.
+    # The same after each file.
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -176,6 +177,11 @@ def _construct(_: None) -> None:
     assert all(one.dtype is torch.float32 for one in model.parameters())
 
 
+def _look_at_frozen(_: None) -> tuple[bool, bool]:
+    is_found = any(one is Entry for one in _core.objects_with_frozen())
+    return is_found, gc.get_freeze_count() > 1000
+
+
 def _region(state: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     with hmp.autocast("cpu", dtype=torch.float16):
         inside = torch.mm(*state)
@@ -326,6 +332,7 @@ ENTRIES = [
         for form in ("library", "panels in any order")
     ),
     Entry("construction", _construct),
+    Entry("frozen objects", _look_at_frozen, begin=gc.freeze, end=gc.unfreeze),
     Entry("op_wrap", _wrap, _matrices, tensors=list),
     Entry("regions", _region, _matrices, tensors=list),
     Entry("regions without convert", _region, _matrices, _nothing, tensors=list, clean=hmp.restore, most=40),

@@ -2,6 +2,7 @@
 #include "engine/bindings/bindings.hpp"
 #include "engine/known_tensors.hpp"
 #include "engine/watched.hpp"
+#include "host/collector.hpp"
 #include "host/reader.hpp"
 #include "tensor/cast.hpp"
 
@@ -32,6 +33,11 @@ void register_origins(py::module_& module) {
              [](const py::object& set_attribute) { or_throw(engine::watch_state(set_attribute.ptr())); });
   module.def("follow_module_tensors", &engine::follow_module_tensors);
   module.def("module_tensors_are_followed", [] { return engine::module_tensors_are_followed; });
+  module.def("objects_with_frozen", [] {
+    Owned found = host::objects_with_frozen();
+    if (!found) throw py::error_already_set();
+    return py::reinterpret_steal<py::list>(found.release());
+  });
   module.def("remember_module_tensor",
              [](const py::object& object) { or_throw(engine::remember_module_tensor(object.ptr())); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
