@@ -34,7 +34,7 @@ test: $(VENV)/.built $(VENV)/.browser
 quick: $(VENV)/.built $(VENV)/.browser
 	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow and not trust" --part 25/31
 
-# Every kernel over all 2^32 inputs, on every path that this machine has.
+# Every kernel over all 2^32 inputs, on every path that this machine has; and what takes long in other tests.
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -q -m slow --timeout 7200
 

@@ -5,7 +5,7 @@ Each of these is compiled without a graph break by plain torch, with the same bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -37,10 +37,17 @@ pytestmark = pytest.mark.usefixtures("compiled_anew")
 IN_BOTH = ("llama", "bert", "t5", "resnet")
 
 
-def each_with(backend: str, other: str) -> pytest.MarkDecorator:
-    """Each model by a backend of torch.compile, and a few by the other one."""
+#: The only ones of the longer test that `make test` runs.
+IN_SHORT = ("llama", "bert", "t5", "gemma3_text", "resnet", "swin")
+
+
+def each_with(backend: str, other: str, among: Collection[str] = MODELS) -> pytest.MarkDecorator:
+    """Each model by a backend of torch.compile, and a few by the other one. They are slow unless they are ``among``
+    those."""
+    cases = [*((backend, name) for name in MODELS), *((other, name) for name in IN_BOTH)]
     return pytest.mark.parametrize(
-        ("backend", "name"), [*((backend, name) for name in MODELS), *((other, name) for name in IN_BOTH)]
+        ("backend", "name"),
+        [pytest.param(*case, marks=() if case[1] in among else pytest.mark.slow) for case in cases],
     )
 
 
@@ -82,7 +89,7 @@ def test_compiled_after_convert_it_gives_what_it_gives_uncompiled(name: str, bac
     assert_same_bits(subject.step(subject.compiled(backend)), expected)
 
 
-@each_with("eager", "aot_eager")
+@each_with("eager", "aot_eager", IN_SHORT)
 def test_compiled_before_convert_it_obeys_and_after_restore_it_is_as_before(name: str, backend: str) -> None:
     subject = Subject(name)
     plain = subject.step()

@@ -45,7 +45,7 @@ def every_kernel(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune"}], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param({"mode": "max-autotune"}, marks=pytest.mark.slow)], ids=str)
 def test_generated_code_casts_each_region_once(options: dict[str, Any]) -> None:
     hmp.convert(preset="torch-cpu")
     expected = every_kernel(M, N)

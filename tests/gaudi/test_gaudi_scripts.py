@@ -81,7 +81,7 @@ def test_a_detector_trains_with_a_loss_in_float32_as_in_fp32(tmp_path: Path) -> 
         assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.03)
 
 
-@pytest.mark.parametrize("option", ["--hmp", "--autocast"])
+@pytest.mark.parametrize("option", ["--hmp", pytest.param("--autocast", marks=pytest.mark.slow)])
 def test_a_self_supervised_training_with_a_moving_average(option: str, tmp_path: Path) -> None:
     plain, mixed = started(tmp_path, "self_supervised.py"), started(tmp_path, "self_supervised.py", option)
     assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05

@@ -33,7 +33,9 @@ def shell(command: str, folder: Path) -> str:
     return "".join(line for line in done.stdout.splitlines(keepends=True) if "times as long" not in line)
 
 
-@pytest.mark.parametrize(("page", "count"), [("run.md", (8, 1)), ("worse-than-float32.md", (8, 0))])
+@pytest.mark.parametrize(
+    ("page", "count"), [("run.md", (8, 1)), pytest.param("worse-than-float32.md", (8, 0), marks=pytest.mark.slow)]
+)
 def test_the_commands_and_snippets_print_what_they_say(page: str, count: tuple[int, int], tmp_path: Path) -> None:
     commands = snippets = 0
     for kind, text in BLOCK.findall((DOCS / page).read_text("utf-8")):

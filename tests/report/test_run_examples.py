@@ -25,6 +25,8 @@ ARGUMENTS = {
     "mnist_cnn": ["--epochs", "1", "--batch-size", "32"],
     "regression": ["4", "--lr", "0.05", "-v"],
 }
+#: What these call, others of them call too.
+LIKE_OTHERS = ("bert", "gan", "mnist_cnn", "vae")
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -57,7 +59,9 @@ def test_they_are_all_here() -> None:
     assert len(NAMES) == 12
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one in LIKE_OTHERS else ()) for one in NAMES]
+)
 def test_the_losses_are_those_with_a_convert_at_the_top(name: str, tmp_path: Path) -> None:
     by_hand = launched(name, (), with_convert_at_its_top(name, tmp_path))
     assert by_hand.returncode == 0, by_hand.stderr

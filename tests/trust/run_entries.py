@@ -32,8 +32,8 @@ _compile = compile
 
 KINDS = {"core": 1, "python": 2}
 
-_FIRST = 25
-_SPREAD = 25
+_FIRST = 20
+_SPREAD = 12
 
 
 class Allocations:
