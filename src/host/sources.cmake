@@ -3,7 +3,6 @@ target_sources(_core PRIVATE
   src/host/callables.cpp
   src/host/callers.cpp
   src/host/casts_inside.cpp
-  src/host/collector.cpp
   src/host/finding.cpp
   src/host/free_memory.cpp
   src/host/greenlets.cpp

@@ -1,8 +1,8 @@
 // Tensors whose origin is known, and casts that autograd tracks.
 #include "engine/bindings/bindings.hpp"
+#include "engine/collector.hpp"
 #include "engine/known_tensors.hpp"
 #include "engine/watched.hpp"
-#include "host/collector.hpp"
 #include "host/reader.hpp"
 #include "tensor/cast.hpp"
 
@@ -34,7 +34,7 @@ void register_origins(py::module_& module) {
   module.def("follow_module_tensors", &engine::follow_module_tensors);
   module.def("module_tensors_are_followed", [] { return engine::module_tensors_are_followed; });
   module.def("objects_with_frozen", [] {
-    Owned found = host::objects_with_frozen();
+    Owned found = engine::objects_with_frozen();
     if (!found) throw py::error_already_set();
     return py::reinterpret_steal<py::list>(found.release());
   });

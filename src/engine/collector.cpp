@@ -1,9 +1,9 @@
-#include "host/collector.hpp"
+#include "engine/collector.hpp"
 
 #include "errors.hpp"
 #include "host/held_memory.hpp"
 
-namespace habana_mp::host {
+namespace habana_mp::engine {
 
 namespace {
 
@@ -61,7 +61,7 @@ Owned objects_with_frozen() noexcept {
   // taken away meanwhile.
   Owned frozen;
   {
-    const NoCollection off;
+    const host::NoCollection off;
     const Untracked apart(objects.get());
     if (!Owned(PyObject_CallNoArgs(functions.unfreeze.get()))) return {};
     frozen = Owned(PyObject_CallNoArgs(functions.get_objects.get()));
@@ -73,4 +73,4 @@ Owned objects_with_frozen() noexcept {
   return objects;
 }
 
-}  // namespace habana_mp::host
+}  // namespace habana_mp::engine
