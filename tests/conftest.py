@@ -35,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="I/N", help="every Nth test, from number I on; the first is 0")
 
 
-# What was imported stays to the end. Many tests collect garbage, and would look at all of it each time. Nor does
-# `convert` need to look for modules among these objects.
+# Imported objects stay to the end, so they are frozen: otherwise the many tests that collect garbage would look at all
+# of them each time. Nor does `convert` need to look for modules among them.
 gc.get_freeze_count = lambda: 0
 
 
