@@ -15,6 +15,8 @@ NEWEST := build/newest
 # Tests that run at once, each in a process with one thread of OpenMP. What one has left, another takes over.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 AT_ONCE := -n $(WORKERS) --dist worksteal
+# Tests start a thousand processes: each would compile the package's files again.
+unexport PYTHONDONTWRITEBYTECODE
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
