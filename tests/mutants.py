@@ -55,6 +55,12 @@ TESTS = {
         "tests/with_torch/test_saved_tensors.py",
         "tests/rules/test_casts_inside.py",
         "tests/rules/test_constructors.py",
+        "tests/with_torch/test_func_transforms.py",
+        "tests/weights/test_memory_of_weights.py",
+        "tests/weights/test_kept_casts.py",
+        "tests/memory/test_activation_buffers.py",
+        "tests/kernels/test_kernels_in_processes.py",
+        "tests/trust/test_forks.py",
     ],
 }
 #: Files of tests that take a minute or more.
