@@ -25,7 +25,7 @@ ARGUMENTS = {
     "mnist_cnn": ["--epochs", "1", "--batch-size", "32"],
     "regression": ["4", "--lr", "0.05", "-v"],
 }
-#: What these call, others of them call too.
+#: `make test` leaves these out: the other scripts call the same functions.
 LIKE_OTHERS = ("bert", "gan", "mnist_cnn", "vae")
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 

@@ -1,4 +1,4 @@
-"""What ``gc.freeze()`` has set aside: its modules are found, and it stays set aside."""
+"""Modules that ``gc.freeze()`` has set aside are found, and stay set aside."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ gc.unfreeze()
 gc.collect()
 assert references[0]() is None
 """,
-        # Nothing of it is done with functions that other code has put in the place of Python's.
+        # If other code has replaced one of the functions, none of them is called to look at frozen objects.
         """
 module = Average()
 gc.freeze()
