@@ -450,11 +450,11 @@ def was_computed_from_module_value(tensor: Any, /) -> bool:
 def was_converted(tensor: Any) -> bool:
     """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 
-def check_state(set_attribute: Any) -> None:
+def check_state(set_attribute: Any, get_attribute: Any) -> None:
     """Raises if :func:`watch_state` would."""
 
-def watch_state(set_attribute: Any) -> None:
-    """Watches conversions by methods of tensors, and `nn.Module.__setattr__`."""
+def watch_state(set_attribute: Any, get_attribute: Any) -> None:
+    """Watches conversions by methods of tensors, and the methods `__setattr__` and `__getattr__` of `nn.Module`."""
 
 def follow_module_tensors(on: bool) -> None:
     """If `on`, arithmetic on module tensors alone is not lowered from now on, unless autograd tracks it."""
@@ -462,6 +462,9 @@ def follow_module_tensors(on: bool) -> None:
 def module_tensors_are_followed() -> bool: ...
 def objects_with_frozen() -> list[Any]:
     """Returns what `gc.get_objects()` returns, and the objects that `gc.freeze()` has set aside."""
+
+def is_module_tensor(object: Any, /) -> bool:
+    """True for a Parameter, for a remembered tensor of a module, and for a tensor that shares memory with one."""
 
 def remember_module_tensor(object: Any) -> None:
     """Notes a tensor of a module, if these are followed. Ignores any other object."""

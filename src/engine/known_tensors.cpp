@@ -26,16 +26,18 @@ const void* memory_of(PyObject* tensor) noexcept {
 }
 
 // Living tensors, by their memory. A view keeps its base alive, so the base's entry also finds the view. A detached
-// tensor and a view in inference mode do not keep their base alive: each is found only while the tensor in the table
-// lives. Dead entries are dropped when the table grows, or when a new tensor gets the memory of a dead one.
+// tensor and a view in inference mode do not keep their base alive: each of several tensors with the same memory has an
+// entry of its own, and the memory is found while one of them lives. Dead entries are dropped when the table grows, or
+// when a new tensor gets the memory of a dead one.
 class Tensors {
  public:
   // Returns false with an exception set when memory runs out.
   bool put_in(PyObject* tensor) {
+    if (size_ != 0 && slot_for(tensor, memory_of(tensor)).tensor_is(tensor)) return true;
     Owned reference(PyWeakref_NewRef(tensor, nullptr));  // first, since it may collect garbage and run other code
     if (!reference || (room_ == 0 && !drop_dead())) return false;
     const void* memory = memory_of(tensor);
-    Slot& slot = slot_of(memory);
+    Slot& slot = slot_for(tensor, memory);
     if (slot.memory == nullptr) --room_;
     slot.memory = memory;
     slot.tensor = std::move(reference);
@@ -45,14 +47,15 @@ class Tensors {
   [[nodiscard]] bool holds_memory_of(PyObject* tensor) const noexcept {
     if (size_ == 0) return false;
     const void* memory = memory_of(tensor);
-    PyObject* const known = living(slot_of(memory));
-    // Its memory may have changed, as by `known.data = other`.
-    return known != nullptr && memory_of(known) == memory;
+    for (std::size_t place = place_of(memory); at(place).memory != nullptr; ++place) {
+      if (at(place).memory == memory && at(place).is_in_use()) return true;
+    }
+    return false;
   }
 
   void take_out(PyObject* tensor) noexcept {
     for (std::size_t i = 0; i < size_; ++i) {
-      if (living(slots_[i]) == tensor) slots_[i].tensor.reset();
+      if (slots_[i].tensor_is(tensor)) slots_[i].tensor.reset();
     }
   }
 
@@ -65,24 +68,40 @@ class Tensors {
   struct Slot {
     const void* memory = nullptr;
     Owned tensor;  // a weak reference
+
+    [[nodiscard]] PyObject* living() const noexcept { return tensor ? referent_of(tensor.get()) : nullptr; }
+    [[nodiscard]] bool tensor_is(PyObject* other) const noexcept { return living() == other; }
+    // True if the tensor lives and has this memory. Its memory may have changed, as by `known.data = other`.
+    [[nodiscard]] bool is_in_use() const noexcept {
+      PyObject* const known = living();
+      return known != nullptr && memory_of(known) == memory;
+    }
   };
 
   static constexpr std::size_t smallest = 64;
 
-  static PyObject* living(const Slot& slot) noexcept { return slot.tensor ? referent_of(slot.tensor.get()) : nullptr; }
+  [[nodiscard]] static std::size_t place_of(const void* memory) noexcept {
+    return (reinterpret_cast<std::uintptr_t>(memory) >> 4U) * std::size_t{0x9E3779B97F4A7C15U} >> 20U;
+  }
+  [[nodiscard]] Slot& at(std::size_t place) const noexcept { return slots_[place & (size_ - 1)]; }
 
-  // Returns the slot of this memory, or the free slot for it.
-  [[nodiscard]] Slot& slot_of(const void* memory) const noexcept {
-    std::size_t place = (reinterpret_cast<std::uintptr_t>(memory) >> 4U) * std::size_t{0x9E3779B97F4A7C15U} >> 20U;
-    while (slots_[place & (size_ - 1)].memory != nullptr && slots_[place & (size_ - 1)].memory != memory) ++place;
-    return slots_[place & (size_ - 1)];
+  // Returns the slot of this tensor with this memory, or one of the memory that is not in use, or a free one.
+  [[nodiscard]] Slot& slot_for(PyObject* tensor, const void* memory) const noexcept {
+    Slot* unused = nullptr;
+    std::size_t place = place_of(memory);
+    for (; at(place).memory != nullptr; ++place) {
+      if (at(place).memory != memory) continue;
+      if (at(place).tensor_is(tensor)) return at(place);
+      if (unused == nullptr && !at(place).is_in_use()) unused = &at(place);
+    }
+    return unused != nullptr ? *unused : at(place);
   }
 
   // Drops dead entries and makes room for a quarter as many new tensors as are alive, so adding one takes amortized
   // constant time. Returns false with an exception set when memory runs out.
   bool drop_dead() {
     std::size_t alive = 0;
-    for (std::size_t i = 0; i < size_; ++i) alive += living(slots_[i]) != nullptr ? 1 : 0;
+    for (std::size_t i = 0; i < size_; ++i) alive += slots_[i].is_in_use() ? 1 : 0;
     std::size_t size = smallest;
     while (size < 4 * (alive + 1)) size *= 2;
     std::unique_ptr<Slot[]> made(new (std::nothrow) Slot[size]);
@@ -94,8 +113,10 @@ class Tensors {
     const std::size_t former_size = std::exchange(size_, size);
     room_ = std::max(smallest / 2, alive / 4);
     for (std::size_t i = 0; i < former_size; ++i) {
-      if (living(former[i]) == nullptr) continue;
-      slot_of(former[i].memory) = std::move(former[i]);
+      if (!former[i].is_in_use()) continue;
+      std::size_t place = place_of(former[i].memory);
+      while (at(place).memory != nullptr) ++place;
+      at(place) = std::move(former[i]);
     }
     return true;
   }

@@ -49,8 +49,7 @@ PyObject* remembered_as_state(const Call& call, PyObject* result) {
     return remember_computed_from_module_value(result) ? made.release() : nullptr;
   }
   if (!may_be_state(result) || !computes_state(call.arguments)) return made.release();
-  // An alias of a module tensor is known already. Its entry would replace that tensor's, and it may die earlier.
-  return is_module_tensor(result) || remember_module_tensor(result) ? made.release() : nullptr;
+  return remember_module_tensor(result) ? made.release() : nullptr;
 }
 
 }  // namespace habana_mp::engine

@@ -350,6 +350,16 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
   return result && remember_module_tensor(value.get()) ? result.release() : nullptr;
 }
 
+host::WatchedFunction get_attribute;
+
+// `module.name` where `name` is a Parameter, a buffer or a module. Code may put a buffer where nothing else sees it:
+// into the dictionary of buffers, or into a module that it makes without a constructor.
+PyObject* get_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  Owned result(get_attribute.call(values, flagged_count, keywords));
+  const bool may_be_unknown = module_tensors_are_followed && result && !host::is_parameter(result.get());
+  return !may_be_unknown || remember_module_tensor(result.get()) ? result.release() : nullptr;
+}
+
 struct Watch {
   WatchedBuiltin* builtin;
   PyObject* object;
@@ -398,7 +408,7 @@ namespace {
 
 using ConversionMethods = std::array<Owned, conversion_count>;
 
-bool find_state(PyObject* module_set_attribute, ConversionMethods& methods) {
+bool find_state(const AttributeFunctions& attributes, ConversionMethods& methods) {
   host::MemoryMap memory;
   for (std::size_t i = 0; i < methods.size(); ++i) {
     methods[i] = host::attribute_of_tensor_base(conversions[i].name);
@@ -407,26 +417,29 @@ bool find_state(PyObject* module_set_attribute, ConversionMethods& methods) {
         (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS, memory)))
       return false;
   }
-  if (set_attribute.is_watched() || host::WatchedFunction::check(module_set_attribute, memory)) return true;
-  PyErr_SetString(PyExc_RuntimeError, "torch.nn.Module.__setattr__ is not called as other Python functions are");
+  const auto may_be_watched = [&](const host::WatchedFunction& watched, PyObject* function) {
+    return watched.is_watched() || host::WatchedFunction::check(function, memory);
+  };
+  if (may_be_watched(set_attribute, attributes.set) && may_be_watched(get_attribute, attributes.get)) return true;
+  PyErr_SetString(PyExc_RuntimeError,
+                  "torch.nn.Module.__setattr__ or __getattr__ is not called as other Python functions are");
   return false;
 }
 
 }  // namespace
 
-bool may_watch_state(PyObject* module_set_attribute) {
+bool may_watch_state(const AttributeFunctions& attributes) {
   ConversionMethods methods;
-  return find_state(module_set_attribute, methods);
+  return find_state(attributes, methods);
 }
 
-bool watch_state(PyObject* module_set_attribute) {
+bool watch_state(const AttributeFunctions& attributes) {
   ConversionMethods methods;
-  if (!find_state(module_set_attribute, methods)) return false;
+  if (!find_state(attributes, methods)) return false;
   // From here on nothing can fail.
   for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.watch(methods[i].get(), conversions[i].stub);
-  if (!set_attribute.is_watched()) {
-    set_attribute.watch(module_set_attribute, module_set_attribute, from_c<set_attribute_stub>);
-  }
+  if (!set_attribute.is_watched()) set_attribute.watch(attributes.set, attributes.set, from_c<set_attribute_stub>);
+  if (!get_attribute.is_watched()) get_attribute.watch(attributes.get, attributes.get, from_c<get_attribute_stub>);
   return true;
 }
 
@@ -454,6 +467,7 @@ void stop_watching_builtins() noexcept {
   data.stop();
   for (const auto& one : conversions) one.method.stop();
   set_attribute.stop();
+  get_attribute.stop();
 }
 
 }  // namespace habana_mp::engine

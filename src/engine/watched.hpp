@@ -27,11 +27,16 @@ struct Builtins {
 };
 // False with a Python exception set if one cannot be watched; then nothing has changed.
 bool watch_builtins(const Builtins& builtins);
-// Watches what changes the tensors of modules: conversions by the tensors' own methods, and assignments to attributes
-// of modules (nn.Module.__setattr__). `may_watch_state` returns true if that is possible. Both return false with an
+// The functions of nn.Module by which its attributes are assigned and read.
+struct AttributeFunctions {
+  PyObject* set;  // __setattr__
+  PyObject* get;  // __getattr__
+};
+// Watches what changes the tensors of modules, and what gives them to other code: conversions by the tensors' own
+// methods, and attributes of modules. `may_watch_state` returns true if that is possible. Both return false with an
 // exception set if it is not, and change nothing.
-bool may_watch_state(PyObject* module_set_attribute);
-bool watch_state(PyObject* module_set_attribute);
+bool may_watch_state(const AttributeFunctions& attributes);
+bool watch_state(const AttributeFunctions& attributes);
 // Sets the device types whose regions of torch.autocast count, a tuple or None: the stand-in for Gaudi has one device,
 // and regions of others change nothing on a Gaudi machine.
 void set_devices_of_regions(PyObject* device_types) noexcept;

@@ -154,30 +154,38 @@ void remember(Table<Child, Known>& table, const Child& key, const Found& found) 
   table[key] = {reference_to(key.object), found.module, found.kept_in};
 }
 
-// A Python exception is set afterwards if the code that finds the name was interrupted.
-Found module_of(Module* around, PyObject* object) {
+// Returns the module of this object, and its precision, or else that of the module around. A Python exception is set
+// afterwards if the code that finds the name was interrupted.
+Found module_of(const ModuleCall* call_around, PyObject* object) {
+  Module* const around = call_around == nullptr ? nullptr : call_around->module;
+  const std::uint8_t kept_around = call_around == nullptr ? std::uint8_t{0} : call_around->kept_in;
+  const auto within = [=](Found found) {
+    if (found.kept_in == 0) found.kept_in = kept_around;
+    return found;
+  };
   if (around == nullptr) {
     const Known* const last = tables->last.find({nullptr, object});
-    if (last != nullptr && is_known(*last, object)) return {last->module, last->kept_in};
+    if (last != nullptr && is_known(*last, object)) return within({last->module, last->kept_in});
   }
   const Child child{around, object};
   const Known* const known = tables->children.find(child);
   if (known != nullptr && is_known(*known, object)) [[likely]]
-    return {known->module, known->kept_in};
+    return within({known->module, known->kept_in});
   const std::uint64_t times_forgotten = tables->times_forgotten;
   const Found found = find_module(around, object);
   drop_error();
-  if (PyErr_Occurred() != nullptr) return {around};
+  if (PyErr_Occurred() != nullptr) return {around, kept_around};
   Module* const module = found.module;
   if (module != nullptr) ++module->under_way;  // making a weak reference may collect garbage, which may run other code
   // If another thread has changed names or precisions meanwhile, the next call finds the module anew.
   if (tables->times_forgotten == times_forgotten) {
     remember(tables->children, child, found);
-    if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, found);
+    // A part that is called alone later is kept as what is around it now.
+    if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, within(found));
   }
   if (module != nullptr && module != around) module->reference = reference_to(object);
   if (module != nullptr) --module->under_way;
-  return found;
+  return within(found);
 }
 
 std::unique_ptr<ModuleCall> opened(Module* module) {
@@ -191,12 +199,10 @@ std::unique_ptr<ModuleCall> opened(Module* module) {
 // Opens the call of this object. Null with a Python exception set if the code that finds its name was interrupted.
 std::unique_ptr<ModuleCall> opened_for(PyObject* object) {
   host::ensure_thread_follows_greenlets();
-  const ModuleCall* const around = open_calls.innermost();
-  const std::uint8_t kept_around = around == nullptr ? std::uint8_t{0} : around->kept_in;
-  const Found found = module_of(around == nullptr ? nullptr : around->module, object);
+  const Found found = module_of(open_calls.innermost(), object);
   if (PyErr_Occurred() != nullptr) return nullptr;
   std::unique_ptr<ModuleCall> call = opened(found.module);
-  call->kept_in = found.kept_in != 0 ? found.kept_in : kept_around;
+  call->kept_in = found.kept_in;
   return call;
 }
 

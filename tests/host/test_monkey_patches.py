@@ -31,6 +31,7 @@ REPLACEMENTS = {
     "Module.__init__": "wrap(torch.nn.Module, '__init__')",
     "Module._call_impl": "wrap(torch.nn.Module, '_call_impl')",
     "Module.__setattr__": "wrap(torch.nn.Module, '__setattr__')",
+    "Module.__getattr__": "wrap(torch.nn.Module, '__getattr__')",
     "Tensor.__getitem__": "wrap(torch.Tensor, '__getitem__')",
     "Tensor.__setitem__": "wrap(torch.Tensor, '__setitem__')",
     "Tensor.__add__": "wrap(torch.Tensor, '__add__')",

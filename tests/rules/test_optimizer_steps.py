@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp.patches.torch import unwrapped_steps
 from helpers.comparing import assert_same
 from helpers.lists import Converter
 from helpers.probes import is_cast
@@ -112,10 +114,10 @@ def test_a_step_that_calls_another_optimizers_step_stays_without_casts(converted
     assert is_cast()
 
 
-def class_in_front() -> Any:
+def methods_in_front() -> Any:
     """Of optimizers that stand in front of another one, and do not call torch's constructor."""
 
-    class InFront(torch.optim.Optimizer):
+    class InFront:
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.inner = inner
             self.seen: list[bool] = []
@@ -136,6 +138,33 @@ def class_in_front() -> Any:
     return InFront
 
 
+def class_in_front(**others: Any) -> Any:
+    methods = {
+        name: one for name, one in vars(methods_in_front()).items() if name in ("__init__", "param_groups", "step")
+    }
+    return type("InFront", (torch.optim.Optimizer,), methods | others)
+
+
+def class_that_calls_objects_constructor() -> Any:
+    methods = methods_in_front()
+
+    def constructor(self: Any, inner: torch.optim.Optimizer) -> None:
+        object.__init__(self)
+        methods.__init__(self, inner)
+
+    return class_in_front(__init__=constructor)
+
+
+def class_that_passes_torchs_constructor_over() -> Any:
+    methods = methods_in_front()
+
+    def constructor(self: Any, inner: torch.optim.Optimizer) -> None:
+        super(torch.optim.Optimizer, self).__init__()
+        methods.__init__(self, inner)
+
+    return class_in_front(__init__=constructor)
+
+
 def derived_class_in_front() -> Any:
     class Derived(class_in_front()):  # type: ignore[misc]  # made anew
         def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -149,7 +178,14 @@ def derived_class_in_front() -> Any:
     return Derived
 
 
-IN_FRONT = {"of its own": class_in_front, "derived and decorated": derived_class_in_front}
+IN_FRONT: dict[str, Callable[[], Any]] = {
+    "of its own": class_in_front,
+    "derived and decorated": derived_class_in_front,
+    "of a mixin": lambda: type("Mixed", (methods_in_front(), torch.optim.Optimizer), {}),
+    "of a base class": lambda: type("Derived", (class_in_front(),), {}),
+    "with the constructor of object": class_that_calls_objects_constructor,
+    "past torch's constructor": class_that_passes_torchs_constructor_over,
+}
 
 
 @pytest.mark.parametrize("name", IN_FRONT)
@@ -181,6 +217,34 @@ def test_the_step_of_an_optimizer_that_torchs_constructor_never_saw_is_one(name:
     assert all(inside)
     assert len(inside) == (0 if closed == "no closure" else 3)
     assert is_cast()
+
+
+def test_the_step_of_a_mixin_is_no_step_in_a_class_that_is_no_optimizer() -> None:
+    class Steps:
+        def __init__(self, *_: Any) -> None: ...
+
+        def step(self) -> bool:
+            return is_cast()
+
+    mixed: Any = type("Mixed", (Steps, torch.optim.Optimizer), {})
+    hmp.convert()
+    assert mixed().step() is False
+    assert Steps().step() is True
+
+
+def test_a_step_that_torch_wraps_after_all_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            torch.optim.Optimizer.__init__(self, parameters, {})
+
+        def step(self, closure: Any = None) -> Any:
+            return is_cast()
+
+    begun: list[object] = []
+    monkeypatch.setattr(unwrapped_steps, "before_step", lambda optimizer, *_: begun.append(optimizer))
+    hmp.convert()
+    assert Named([parameter()]).step() is False
+    assert begun == []
 
 
 def test_such_a_step_that_raises_leaves_casts_on() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.fx import symbolic_trace
 
 from habana_mp import hmp
 from helpers.lists import Converter
@@ -64,6 +67,55 @@ def test_it_is_a_property_of_the_module_and_not_of_its_state(converted: Converte
     converted(bf16=["linear", "softmax"])
     assert precisions(other(inputs()))[1] == LOWERED
     assert precisions(copy.copy(model)(inputs()))[1] == KEPT
+
+
+def whole(model: nn.Module) -> nn.Module:
+    return hmp.keep(model)
+
+
+def container(model: nn.Module) -> nn.Module:
+    vars(model.layers)["_habana_mp_kept"] = vars(hmp.keep(nn.Module()))["_habana_mp_kept"]
+    return model
+
+
+@pytest.mark.parametrize("runs_before", [False, True])
+@pytest.mark.parametrize("keep", [whole, container])
+def test_a_part_of_a_kept_module_is_kept_when_it_is_called_alone(
+    converted: Converter, keep: Callable[[nn.Module], nn.Module], runs_before: bool
+) -> None:
+    model: Any = keep(network())
+    converted(bf16=["linear", "softmax"])
+    if runs_before:
+        model(inputs())
+    assert precisions([model.layers[0](inputs())]) == [KEPT]
+    assert model.layers[0].proj(inputs()).dtype is FP32
+    hmp.keep(model.layers[0], "bf16")
+    assert precisions([model.layers[0](inputs())]) == [LOWERED]
+
+
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_graph_module_is_kept(converted: Converter, make_copy: Callable[[Any], Any]) -> None:
+    converted(bf16=["linear"])
+    made: Any = hmp.keep(symbolic_trace(nn.Sequential(nn.Linear(8, 8))))
+    assert made(inputs()).dtype is FP32
+    assert make_copy(made)(inputs()).dtype is FP32
+    hmp.keep(made, precision=None)
+    assert make_copy(made)(inputs()).dtype is BF16
+
+
+def test_modules_that_compare_themselves_are_kept(converted: Converter) -> None:
+    class Compared(Part):
+        def __eq__(self, other: Any) -> bool:
+            return bool(self.proj.weight.sum() == other.proj.weight.sum())
+
+        __hash__ = None  # type: ignore[assignment]  # as Python does for a class with `__eq__`
+
+    model = nn.Sequential(nn.Sequential(Compared(), Compared()))
+    hmp.keep(model)
+    converted(bf16=["linear", "softmax"])
+    model.append(model[0])
+    part: Any = model[0]
+    assert precisions([part[0](inputs())]) == [KEPT]
 
 
 def test_restore_forgets_it_also_in_copies_and_files(converted: Converter) -> None:

@@ -104,8 +104,8 @@ class Holders:
                 self._of[key] = [one for one in references if one() is not None]
             self._of = {key: references for key, references in self._of.items() if references}
             self._many = max(_FEW, 2 * len(self._of))
-        references = [one for one in self._of.get(id(part), ()) if one() not in (None, holder)]
-        self._of[id(part)] = [*references, weakref.ref(holder)]
+        others = [one for one in self._of.get(id(part), ()) if _is_another(one(), holder)]
+        self._of[id(part)] = [*others, weakref.ref(holder)]
 
     def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
         """True if the holder is a container that belongs to no module, and gets a module that has a place: as the one
@@ -124,14 +124,23 @@ class Holders:
             self._changed()
 
 
+def _is_another(module: torch.nn.Module | None, than: torch.nn.Module) -> bool:
+    return module is not None and module is not than  # not by `==`: a class may define it
+
+
 def _is_container(module: torch.nn.Module) -> bool:
     return any(type(module) is one for one in _CONTAINERS)  # `in` would call a metaclass's __eq__
 
 
 def parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules that a module holds itself."""
-    parts = vars(module).get("_modules")
-    return [one for one in list(parts.values()) if one is not None] if isinstance(parts, dict) else []
+    return [one for one in values_in(vars(module).get("_modules")) if one is not None]
+
+
+def values_in(named: Any) -> list[Any]:
+    """Returns what a module has in `_parameters`, `_buffers` or `_modules`. Each is a dictionary, or in a module that
+    torch.jit compiled an object with some of a dictionary's methods. The list is empty for any other object."""
+    return list(named.values()) if hasattr(type(named), "values") else []
 
 
 def modules_in(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -1,8 +1,9 @@
 """Tensors of modules: Parameters, buffers, and tensors that are attributes of a module (rule 11).
 
-While a list lowers arithmetic, the core must know all of them. It sees new Parameters and assigned attributes itself;
-`stored_values.py` passes it the buffers that are registered. This file passes it the tensors of modules that exist
-already, the buffers that `Module.to` and similar methods replace, and the tensors of a copied or unpickled module.
+While a list lowers arithmetic, the core must know all of them. It sees new Parameters, and attributes that are assigned
+or read through `Module.__getattr__`; `stored_values.py` passes it the buffers that are registered. This file passes it
+the tensors of modules that exist already, the buffers that `Module.to` and similar methods replace, and the tensors of
+a module that was copied, unpickled or compiled by torch.jit.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
-from habana_mp.patches.torch.module_holders import all_modules
+from habana_mp.patches.torch.module_holders import all_modules, values_in
 from habana_mp.patches.torch.module_paths import holders
+from habana_mp.policy.kept import copy_kept
 
 #: Methods that give a module other buffers without registering them.
-REPLACES_BUFFERS: Table = {"torch.nn.modules.module": ("Module._apply", "Module.__setstate__")}
+REPLACES_BUFFERS: Table = {
+    "torch.nn.modules.module": ("Module._apply", "Module.__setstate__"),
+    "torch.jit._script": ("RecursiveScriptModule._finalize_scriptmodule",),
+}
+
+#: Methods that copy a module without calling `Module.__setstate__`, and leave out attributes.
+COPIES: Table = {"torch.fx.graph_module": ("GraphModule.__deepcopy__", "GraphModule.__copy__")}
 
 
 def follow() -> None:
@@ -37,23 +45,44 @@ def stop() -> None:
 def _tell_of(module: torch.nn.Module) -> None:
     attributes = vars(module)
     for tensors in (attributes, attributes.get("_parameters"), attributes.get("_buffers")):
-        for one in list(tensors.values()) if isinstance(tensors, dict) else ():
+        for one in values_in(tensors):
             _core.remember_module_tensor(one)
 
 
 def remember_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of a method that gives its module other buffers."""
     result = originals[name](*arguments, **keywords)
-    if _core.module_tensors_are_followed():
-        _tell_of(arguments[0])
-    holders.note_parts(arguments[0])
+    _look_at(arguments[0])
     return result
+
+
+def copied_with_attributes(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs in place of a method that copies its module and leaves out attributes."""
+    copied = originals[name](*arguments, **keywords)
+    copy_kept(arguments[0], copied)
+    _look_at(copied)
+    return copied
+
+
+def _look_at(module: torch.nn.Module) -> None:
+    if _core.module_tensors_are_followed():
+        _tell_of(module)
+    holders.note_parts(module)
 
 
 _MODULES = assumption_of_functions(
     "torch.methods-that-replace-buffers",
-    "`torch.nn.Module` has the methods by which a module gets other buffers: `_apply` and `__setstate__`",
-    "arithmetic on buffers of a module that was moved or copied may be lowered",
+    "torch's modules have the methods by which a module gets other buffers without registering them",
+    "arithmetic on buffers of a module that was moved, copied or compiled by torch.jit may be lowered",
 )
 
-EXCHANGES = (Exchange(remember_afterwards, REPLACES_BUFFERS, assumption=_MODULES, positional=1),)
+_COPIES = assumption_of_functions(
+    "torch.methods-that-copy-modules",
+    "a GraphModule has the methods that copy it: `__deepcopy__` and `__copy__`",
+    "a copy is not kept in the precision that `hmp.keep` has given to the module",
+)
+
+EXCHANGES = (
+    Exchange(remember_afterwards, REPLACES_BUFFERS, assumption=_MODULES, positional=1),
+    Exchange(copied_with_attributes, COPIES, assumption=_COPIES, positional=1),
+)

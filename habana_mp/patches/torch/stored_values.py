@@ -30,11 +30,11 @@ _NODES = Assumption(
 
 _WATCHED = Assumption(
     "torch.state-that-is-watched",
-    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `torch.nn.Module.__setattr__` is a "
-    "function of Python",
+    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `__setattr__` and `__getattr__` of "
+    "torch.nn.Module are functions of Python",
     check="the core looks at how they are called",
     otherwise="a lower value that is stored over a float32 tensor of a module stays lower, unless it is known to be "
-    "lowered",
+    "lowered, and arithmetic on a buffer that was never registered may be lowered",
 )
 
 _BUFFERS = Assumption(
@@ -56,7 +56,7 @@ class StoredValues(Patch):
             for tells in (_nodes_are_known, _buffers_are_known, _state_is_watched):
                 tells()  # so that the ledger has the result before any value is stored
             if _state_is_watched():
-                _core.watch_state(_set_attribute())
+                _core.watch_state(*_attribute_functions())
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -84,12 +84,13 @@ def _state_is_watched() -> bool:
 
 
 def _watches_state() -> bool:
-    _core.check_state(_set_attribute())
+    _core.check_state(*_attribute_functions())
     return True
 
 
-def _set_attribute() -> Any:
-    return vars(torch.nn.Module)["__setattr__"]
+def _attribute_functions() -> tuple[Any, Any]:
+    methods = vars(torch.nn.Module)
+    return methods["__setattr__"], methods["__getattr__"]
 
 
 #: The lines that warnings were issued for.

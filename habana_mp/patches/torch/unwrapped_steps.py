@@ -1,8 +1,9 @@
 """Optimizers whose step torch does not wrap.
 
 The constructor of ``torch.optim.Optimizer`` wraps the step of an optimizer's class, and the core recognises a step by
-that wrapper. A class that wraps another optimizer often does not call that constructor. These classes are found by
-their code. The code of their step is replaced by code that begins and ends a step as torch's wrapper does.
+that wrapper. A class that wraps another optimizer often does not call that constructor. The classes that may not call
+it are found by their code. The code of their step, which may be that of a base class, is replaced by code that begins
+and ends a step as torch's wrapper does, unless torch has wrapped the step after all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _numbers = itertools.count()
 
 def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces the code of such a step. The core looks for this function in the call stack."""
+    if not isinstance(arguments[0], Optimizer) or _is_wrapped(type(arguments[0]).step):
+        return _originals[key](*arguments, **keywords)
     given = before_step(arguments[0], arguments, keywords)
     if given is not None:
         arguments, keywords = given
@@ -42,8 +45,8 @@ def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> A
         after_step()
 
 
-def _never_calls_constructor(optimizer: type) -> bool:
-    """True if the constructor of this class does not lead to torch's constructor, as far as its code shows."""
+def _may_not_call_constructor(optimizer: type) -> bool:
+    """True if the constructor of this class may not lead to torch's constructor, as far as its code shows."""
     for owner in optimizer.__mro__:
         constructor = vars(owner).get("__init__")
         if constructor is None:
@@ -52,6 +55,9 @@ def _never_calls_constructor(optimizer: type) -> bool:
             return False
         function = inspect.unwrap(constructor)
         if not isinstance(function, types.FunctionType) or not _names(function.__code__, "__init__"):
+            return True
+        # `object.__init__(self)` and `super(Optimizer, self).__init__()` pass torch's constructor over.
+        if any(_names(function.__code__, name) for name in ("object", "Optimizer")):
             return True
     return False
 
@@ -67,7 +73,13 @@ def _subclasses(owner: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
-def _is_wrapped(step: types.FunctionType) -> bool:
+def _step_of(optimizer: type) -> Any:
+    """Returns the step of this class, its own or an inherited one; None if it has that of Optimizer, which raises."""
+    owner = next(one for one in optimizer.__mro__ if "step" in vars(one))
+    return None if owner is Optimizer else vars(owner)["step"]
+
+
+def _is_wrapped(step: Any) -> bool:
     """True if torch has wrapped this step."""
     return holds(_WRAPPED, _torch_marks_steps) and hasattr(step, "hooked")
 
@@ -106,10 +118,10 @@ class UnwrappedSteps(Patch):
         self._codes = {}
 
     def _exchange(self, optimizer: type) -> None:
-        step = vars(optimizer).get("step")
+        step = _step_of(optimizer)
         if not isinstance(step, types.FunctionType) or _is_wrapped(step):
             return
-        if any(step is function for function, _ in self._codes.values()) or not _never_calls_constructor(optimizer):
+        if any(step is function for function, _ in self._codes.values()) or not _may_not_call_constructor(optimizer):
             return
         key = f"{full_name(step)} {next(_numbers)}"  # local classes may share a name
         self._codes[key] = (step, step.__code__)

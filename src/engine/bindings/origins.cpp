@@ -27,16 +27,21 @@ void register_origins(py::module_& module) {
   module.def("was_computed_from_module_value",
              [](const py::object& tensor) { return engine::was_computed_from_module_value(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
-  module.def("check_state",
-             [](const py::object& set_attribute) { or_throw(engine::may_watch_state(set_attribute.ptr())); });
-  module.def("watch_state",
-             [](const py::object& set_attribute) { or_throw(engine::watch_state(set_attribute.ptr())); });
+  module.def("check_state", [](const py::object& set_attribute, const py::object& get_attribute) {
+    or_throw(engine::may_watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr()}));
+  });
+  module.def("watch_state", [](const py::object& set_attribute, const py::object& get_attribute) {
+    or_throw(engine::watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr()}));
+  });
   module.def("follow_module_tensors", &engine::follow_module_tensors);
   module.def("module_tensors_are_followed", [] { return engine::module_tensors_are_followed; });
   module.def("objects_with_frozen", [] {
     Owned found = engine::objects_with_frozen();
     if (!found) throw py::error_already_set();
     return py::reinterpret_steal<py::list>(found.release());
+  });
+  module.def("is_module_tensor", [](const py::object& object) {
+    return engine::may_be_state(object.ptr()) && engine::is_module_tensor(object.ptr());
   });
   module.def("remember_module_tensor",
              [](const py::object& object) { or_throw(engine::remember_module_tensor(object.ptr())); });
