@@ -46,7 +46,11 @@ SEPARATOR = " ## "
 SAMPLE = 60
 #: These tests, files or folders, run for a mutant in this folder of src/.
 TESTS = {
-    "weights": ["tests/weights", "tests/with_torch/test_recurrent_modules.py"],
+    "weights": [
+        "tests/weights",
+        "tests/with_torch/test_recurrent_modules.py",
+        "tests/rules/test_state_of_lowered_results.py",
+    ],
     "host": [
         "tests/host",
         "tests/install",

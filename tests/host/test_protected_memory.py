@@ -75,6 +75,7 @@ print(torch.mm(x, x).dtype)
 """
 
 
+@pytest.mark.parametrize("broken", ["", "system.mappings"], ids=["the mappings tell", "memory is tried"])
 @pytest.mark.parametrize(
     ("protect", "options", "named"),
     [
@@ -87,9 +88,9 @@ print(torch.mm(x, x).dtype)
     ids=["slots of Tensor", "slots of a subclass", "a method", "a method that nothing covers", "a watched method"],
 )
 def test_convert_refuses_where_it_could_not_store_and_nothing_has_changed(
-    protect: str, options: str, named: str
+    protect: str, options: str, named: str, broken: str
 ) -> None:
-    done = run_script(_SETUP + _REFUSED.format(protect=protect, options=options))
+    done = run_script(_SETUP + _REFUSED.format(protect=protect, options=options), HABANA_MP_BREAK=broken)
     assert done.returncode == 0, done.stderr
     error, *states = done.stdout.splitlines()
     expected = ["False 0 torch.float32 torch.float32", "True torch.bfloat16", "torch.float32"]

@@ -36,7 +36,7 @@ def test_a_child_forked_beside_busy_threads_computes_what_its_parent_does(rounds
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=[pytest.mark.trust, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=[pytest.mark.trust, pytest.mark.timeout(3600)])])
 def test_a_weight_whose_cast_another_thread_makes_is_kept_again_in_a_child(rounds: int) -> None:
     done = run_guarded(None, FORKS, "kept-weight", "--rounds", str(rounds), seconds=min(20 * rounds + 300, 3500))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -251,6 +251,20 @@ MADE: dict[str, Callable[[Path], nn.Parameter]] = {
 }
 
 
+def test_a_weight_that_was_viewed_in_another_dtype_is_kept_again() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    with torch.no_grad():
+        for _ in range(4):
+            F.linear(X, w)
+        assert w.view(torch.int32).shape == (16, 32)
+        for _ in range(4):
+            F.linear(X, w)
+        before = kept().hits
+        F.linear(X, w)
+    assert kept().hits == before + 1
+
+
 def test_what_numpy_made_is_not_kept() -> None:
     array = np.ones((16, 32), np.float32)
     hmp.convert()
