@@ -235,7 +235,8 @@ def test_the_step_of_a_mixin_is_no_step_in_a_class_that_is_no_optimizer() -> Non
 def test_a_step_that_torch_wraps_after_all_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Named(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:
-            torch.optim.Optimizer.__init__(self, parameters, {})
+            super().__init__(parameters, {})
+            assert isinstance(self, torch.optim.Optimizer)
 
         def step(self, closure: Any = None) -> Any:
             return is_cast()

@@ -8,6 +8,7 @@ and ends a step as torch's wrapper does, unless torch has wrapped the step after
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import types
@@ -54,10 +55,11 @@ def _may_not_call_constructor(optimizer: type) -> bool:
         if owner is Optimizer:
             return False
         function = inspect.unwrap(constructor)
-        if not isinstance(function, types.FunctionType) or not _names(function.__code__, "__init__"):
+        if not isinstance(function, types.FunctionType):
             return True
+        names = functools.partial(_names, function.__code__)
         # `object.__init__(self)` and `super(Optimizer, self).__init__()` pass torch's constructor over.
-        if any(_names(function.__code__, name) for name in ("object", "Optimizer")):
+        if not names("__init__") or names("object") or (names("super") and names("Optimizer")):
             return True
     return False
 
