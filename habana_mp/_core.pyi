@@ -453,8 +453,9 @@ def was_converted(tensor: Any) -> bool:
 def check_state(set_attribute: Any, get_attribute: Any) -> None:
     """Raises if :func:`watch_state` would."""
 
-def watch_state(set_attribute: Any, get_attribute: Any) -> None:
-    """Watches conversions by methods of tensors, and the methods `__setattr__` and `__getattr__` of `nn.Module`."""
+def watch_state(set_attribute: Any, get_attribute: Any, filled: Callable[[Any], None]) -> None:
+    """Watches conversions by methods of tensors, and the methods `__setattr__` and `__getattr__` of `nn.Module`. Calls
+    `filled` with a module after its `__dict__` was assigned."""
 
 def follow_module_tensors(on: bool) -> None:
     """If `on`, arithmetic on module tensors alone is not lowered from now on, unless autograd tracks it."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from habana_mp.patches.torch.module_paths import unwrapped
 from habana_mp.policy.kept import set_kept
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 
@@ -71,7 +72,7 @@ def _checked(given: Any) -> list[Any]:
         # The forward of such a container never runs.
         return list(given.values() if isinstance(given, torch.nn.ModuleDict) else given)
     if _is_module(given):
-        return [given]
+        return [unwrapped(given)]  # a wrapper, as of torch.compile or DDP, may be thrown away
     try:
         several = [] if isinstance(given, (str, bytes)) else list(given)
     except TypeError:

@@ -180,6 +180,11 @@ bool remember_module_tensor(PyObject* object) {
   return !module_tensors_are_followed || !may_be_state(object) || module_tensors->put_in(object);
 }
 
+bool remember_module_tensor_that_is_read(PyObject* object) {
+  return !module_tensors_are_followed || !may_be_state(object) || module_tensors->holds_memory_of(object) ||
+         module_tensors->put_in(object);
+}
+
 bool is_module_tensor(PyObject* tensor) noexcept {
   return host::is_parameter(tensor) || module_tensors->holds_memory_of(tensor);
 }

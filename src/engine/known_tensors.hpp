@@ -38,6 +38,8 @@ bool may_be_state(PyObject* object) noexcept;
 // Remembers a Parameter, a buffer, a tensor attribute of a module, or a tensor computed from such tensors alone.
 // Ignores other objects. Returns false with an exception set when memory runs out.
 bool remember_module_tensor(PyObject* object);
+// The same for a tensor that was read as an attribute of a module, unless its memory is known.
+bool remember_module_tensor_that_is_read(PyObject* object);
 // True for a Parameter, and for a tensor that is a remembered living tensor or shares memory with one. `tensor` must be
 // a tensor.
 bool is_module_tensor(PyObject* tensor) noexcept;

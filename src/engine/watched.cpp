@@ -307,6 +307,7 @@ const struct {
 constexpr std::size_t conversion_count = std::size(conversions);
 
 host::WatchedFunction set_attribute;
+NeverDestroyed<Owned> module_is_filled;  // called with a module whose `__dict__` was assigned
 
 // Returns the floating tensor that the module holds under this name besides its Parameters, buffers and modules. Null
 // without an exception if it holds no such tensor.
@@ -335,9 +336,14 @@ Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
 
 // `module.name = value`
 PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  const bool is_tensor = PyVectorcall_NARGS(flagged_count) == 3 && keywords == nullptr && PyUnicode_Check(values[1]) &&
-                         may_be_state(values[2]);
-  if (!is_tensor) return set_attribute.call(values, flagged_count, keywords);
+  static PyObject* const dict_name = interned("__dict__");
+  const bool is_assignment =
+      PyVectorcall_NARGS(flagged_count) == 3 && keywords == nullptr && PyUnicode_Check(values[1]);
+  if (!is_assignment || !may_be_state(values[2])) {
+    Owned result(set_attribute.call(values, flagged_count, keywords));
+    if (!result || !is_assignment || values[1] != dict_name) return result.release();
+    return Owned(PyObject_CallOneArg(module_is_filled->get(), values[0])) ? result.release() : nullptr;
+  }
   Owned value = Owned::borrowed(values[2]);
   const bool is_state = is_lower(host::kind_of(value.get())) && !host::requires_grad(value.get());
   if (is_state) value = attribute_to_store(values[0], values[1], value.get());
@@ -352,12 +358,11 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
 
 host::WatchedFunction get_attribute;
 
-// `module.name` where `name` is a Parameter, a buffer or a module. Code may put a buffer where nothing else sees it:
-// into the dictionary of buffers, or into a module that it makes without a constructor.
+// `module.name` where `name` is a Parameter, a buffer or a module. Code may put a buffer where nothing else sees it,
+// such as into the dictionary of buffers, or give a Parameter other memory.
 PyObject* get_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   Owned result(get_attribute.call(values, flagged_count, keywords));
-  const bool may_be_unknown = module_tensors_are_followed && result && !host::is_parameter(result.get());
-  return !may_be_unknown || remember_module_tensor(result.get()) ? result.release() : nullptr;
+  return result && remember_module_tensor_that_is_read(result.get()) ? result.release() : nullptr;
 }
 
 struct Watch {
@@ -439,6 +444,7 @@ bool watch_state(const AttributeFunctions& attributes) {
   // From here on nothing can fail.
   for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.watch(methods[i].get(), conversions[i].stub);
   if (!set_attribute.is_watched()) set_attribute.watch(attributes.set, attributes.set, from_c<set_attribute_stub>);
+  *module_is_filled = Owned::borrowed(attributes.filled);
   if (!get_attribute.is_watched()) get_attribute.watch(attributes.get, attributes.get, from_c<get_attribute_stub>);
   return true;
 }

@@ -27,10 +27,12 @@ struct Builtins {
 };
 // False with a Python exception set if one cannot be watched; then nothing has changed.
 bool watch_builtins(const Builtins& builtins);
-// The functions of nn.Module by which its attributes are assigned and read.
+// The functions of nn.Module by which its attributes are assigned and read, and what is called with a module whose
+// `__dict__` was assigned.
 struct AttributeFunctions {
   PyObject* set;  // __setattr__
   PyObject* get;  // __getattr__
+  PyObject* filled;
 };
 // Watches what changes the tensors of modules, and what gives them to other code: conversions by the tensors' own
 // methods, and attributes of modules. `may_watch_state` returns true if that is possible. Both return false with an

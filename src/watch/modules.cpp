@@ -80,6 +80,7 @@ struct Known {
 struct Found {
   Module* module = nullptr;
   std::uint8_t kept_in = 0;
+  bool is_part = true;  // of a module around; false for one that only runs in its forward
 };
 
 struct Tables {
@@ -144,7 +145,7 @@ Found find_module(Module* around, PyObject* object) {
   const std::string word = host::bytes_of(name);
   if (word.empty()) return {parent, kept_in};
   const std::string path = parent == nullptr ? word : parent->path + "." + word;
-  return {module_at(parent, path, host::bytes_of(class_name)), kept_in};
+  return {module_at(parent, path, host::bytes_of(class_name)), kept_in, word.front() != '<'};
 }
 
 void remember(Table<Child, Known>& table, const Child& key, const Found& found) {
@@ -181,7 +182,9 @@ Found module_of(const ModuleCall* call_around, PyObject* object) {
   if (tables->times_forgotten == times_forgotten) {
     remember(tables->children, child, found);
     // A part that is called alone later is kept as what is around it now.
-    if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, within(found));
+    if (around != nullptr && module != nullptr) {
+      remember(tables->last, {nullptr, object}, found.is_part ? within(found) : found);
+    }
   }
   if (module != nullptr && module != around) module->reference = reference_to(object);
   if (module != nullptr) --module->under_way;

@@ -51,6 +51,7 @@ FALSE = {
     "torch.parallel-apply": "torch.nn.parallel.parallel_apply = len",
     "torch.optimizer-insides": "torch.optim.AdamW._init_group = len",
     "torch.methods-that-replace-buffers": "del torch.nn.Module.__setstate__",
+    "torch.functions-that-set-memory": "del torch.nn.utils.parametrize._maybe_set",
     "torch.methods-that-copy-modules": "del torch.fx.GraphModule.__copy__",
     "torch.state-that-is-watched": "torch.nn.Module.__setattr__ = Bound(torch.nn.Module.__setattr__)",
     "torch.begun-backwards": "torch.autograd.backward = functools.partial(torch.autograd.backward)",

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
 from habana_mp import hmp
 
@@ -173,6 +175,45 @@ def _set() -> torch.Tensor:
     return module.average
 
 
+def _without_parametrization() -> torch.Tensor:
+    module = nn.Linear(4, 4)
+    held.append(module)
+    spectral_norm(module)
+    remove_parametrizations(module, "weight")
+    return module.state_dict()["weight"]
+
+
+def _parametrized() -> torch.Tensor:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 2
+
+    module: Any = nn.Linear(4, 4)
+    held.append(module)
+    register_parametrization(module, "weight", Doubled())
+    return module.state_dict()["parametrizations.weight.original"]
+
+
+def _copied_with_parametrization(name: str) -> torch.Tensor:
+    module = copy.deepcopy(weight_norm(State()))
+    held.append(module)
+    found: torch.Tensor = vars(module)[name] if name == "plain" else dict(module.named_buffers())[name]
+    return found
+
+
+def _parameter_with_other_memory() -> torch.Tensor:
+    module = State()
+    held.append(module)
+    with torch.no_grad():
+        module.weight.set_(torch.ones(4, 4))
+    return module.weight.detach()
+
+
+held: list[nn.Module] = []
+
 MADE: dict[str, Callable[[], torch.Tensor]] = {
     "copied by its class": lambda: copy.deepcopy(CopiesItself()).average,
     "moved by its class": lambda: MovesItself().to(torch.float64).to(FP32).average,
@@ -185,6 +226,11 @@ MADE: dict[str, Callable[[], torch.Tensor]] = {
     "a swapped attribute": _swapped_attribute,
     "loaded by swapping": _loaded_by_swapping,
     "set": _set,
+    "a Parameter that was set": _parameter_with_other_memory,
+    "without its parametrization": _without_parametrization,
+    "below a parametrization": _parametrized,
+    "a buffer copied with a parametrization": lambda: _copied_with_parametrization("average"),
+    "an attribute copied with a parametrization": lambda: _copied_with_parametrization("plain"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -246,6 +247,74 @@ def test_a_step_that_torch_wraps_after_all_is_wrapped_once(monkeypatch: pytest.M
     hmp.convert()
     assert Named([parameter()]).step() is False
     assert begun == []
+
+
+def test_a_step_without_a_name_is_one() -> None:
+    class Nameless(torch.optim.Optimizer):
+        def __init__(self) -> None: ...
+
+        step = lambda self: is_cast()  # type: ignore[assignment]  # noqa: E731
+
+    hmp.convert()
+    assert Nameless().step() is False
+
+
+def test_such_a_class_is_freed_with_what_its_step_refers_to() -> None:
+    def stepped() -> list[weakref.ref[Any]]:
+        model = nn.Linear(2, 2)
+
+        class Local(torch.optim.Optimizer):
+            def __init__(self) -> None: ...
+
+            def step(self, closure: Any = None) -> Any:
+                model.count = 1
+                return __class__  # type: ignore[name-defined]  # a cell that refers to this class
+
+        Local().step()
+        return [weakref.ref(model), weakref.ref(Local)]
+
+    hmp.convert()
+    alive = stepped()
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
+
+
+def test_such_a_step_goes_on_while_another_thread_restores() -> None:
+    class Counting(torch.optim.Optimizer):
+        def __init__(self) -> None: ...
+
+        def step(self, closure: Any = None) -> Any:
+            return 1
+
+    stop, optimizer = threading.Event(), Counting()
+    wrong: list[Exception] = []
+
+    def steps() -> None:
+        try:
+            while not stop.is_set():
+                optimizer.step()
+        except Exception as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    for _ in range(20):
+        hmp.convert()
+        hmp.restore()
+    stop.set()
+    thread.join()
+    assert wrong == []
+
+
+def test_restore_leaves_what_others_watch_new_optimizers_with() -> None:
+    hmp.convert()
+    theirs: Any = classmethod(lambda cls, **options: None)
+    torch.optim.Optimizer.__init_subclass__ = theirs
+    try:
+        hmp.restore()
+        assert vars(torch.optim.Optimizer)["__init_subclass__"] is theirs
+    finally:
+        del torch.optim.Optimizer.__init_subclass__
 
 
 def test_such_a_step_that_raises_leaves_casts_on() -> None:

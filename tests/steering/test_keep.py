@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.fx import symbolic_trace
 
 from habana_mp import hmp
@@ -101,6 +102,54 @@ def test_a_copy_of_a_graph_module_is_kept(converted: Converter, make_copy: Calla
     assert make_copy(made)(inputs()).dtype is FP32
     hmp.keep(made, precision=None)
     assert make_copy(made)(inputs()).dtype is BF16
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "compiled": lambda module: torch.compile(module, backend="eager"),  # type: ignore[arg-type,return-value]
+    "parallel": nn.DataParallel,
+    "checkpointed": lambda module: checkpoint_wrapper(module),
+    "twice": lambda module: nn.DataParallel(checkpoint_wrapper(module)),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_wrapper_is_kept_and_so_is_a_wrapped_part_of_a_kept_module(
+    converted: Converter, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    converted(bf16=["linear"])
+    assert hmp.keep(wrap(nn.Linear(8, 8)))(inputs()).dtype is FP32
+    assert wrap(hmp.keep(nn.Linear(8, 8)))(inputs()).dtype is FP32
+    assert wrap(nn.Linear(8, 8))(inputs()).dtype is BF16
+    model = hmp.keep(nn.Sequential(nn.Linear(8, 8), Part()))
+    part: Any = wrap(model[1])
+    assert precisions([part(inputs())]) == [KEPT]
+
+
+def test_a_module_that_only_runs_in_a_kept_ones_forward_is_not_kept_afterwards(converted: Converter) -> None:
+    class Loss(nn.Module):
+        def forward(self, network: nn.Module) -> torch.Tensor:
+            found: torch.Tensor = network(inputs())
+            return found
+
+    converted(bf16=["linear"])
+    loss, part = hmp.keep(Loss()), nn.Linear(8, 8)
+    assert loss(part).dtype is FP32
+    assert part(inputs()).dtype is BF16
+
+
+def test_a_copy_of_a_graph_module_has_the_kept_containers(converted: Converter) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(8, 8))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.block(x)
+
+    converted(bf16=["linear"])
+    made: Any = symbolic_trace(Outer())
+    hmp.keep(made.block)
+    assert [one(inputs()).dtype for one in (made, copy.copy(made), copy.deepcopy(made))] == [FP32] * 3
 
 
 def test_modules_that_compare_themselves_are_kept(converted: Converter) -> None:

@@ -89,10 +89,11 @@ def forwarding_code(
     if imported:
         statements.append(f"from {imported} import {call.__name__}")
     statements.append(f"return {called}{''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})")
+    name = code.co_name if code.co_name.isidentifier() else "function"  # a lambda has no name
     source = (
         f"def enclosing({free}):\n"
         # All on one line, because a traceback shows the first line of the function.
-        f"    def {code.co_name}({', '.join(parameters)}): {'; '.join(statements)}\n"
+        f"    def {name}({', '.join(parameters)}): {'; '.join(statements)}\n"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -101,6 +102,7 @@ def forwarding_code(
     return made.replace(
         co_consts=tuple(call if constant == _PLACEHOLDER else constant for constant in made.co_consts),
         co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
     )
 
 

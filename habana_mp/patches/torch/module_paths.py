@@ -149,10 +149,7 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
     if it has no place of its own in a path."""
     kind = type(module).__name__
     holders.note_place(module)
-    if is_exported_with_rules(module):
-        kept_in = AS_EXPORTED
-    else:
-        kept_in = number_kept_in(unwrapped(module))
+    kept_in = AS_EXPORTED if is_exported_with_rules(module) else number_kept_in(unwrapped(module))
     for steps, outer in enumerate(around):
         for name in _names.of(module, outer)[:1] if outer is not None else ():
             kept_in = kept_in or _kept_along(outer, name)
@@ -165,7 +162,12 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
         name = _names.of(module, outer)[0]
         kept_in = kept_in or _kept_along(outer, name) or number_kept_in(unwrapped(outer))
         return -1, ".".join((_root_name(unwrapped(outer)), *_path(outer, name))), kind, kept_in
-    return -1, "" if wrapped_by(module) is not None else _root_name(module), kind, kept_in
+    if wrapped_by(module) is None:
+        return -1, _root_name(module), kind, kept_in
+    inner = unwrapped(module)  # perhaps a part of another model
+    for outer in (one for one in _larger(inner) if one is not module):
+        kept_in = kept_in or _kept_along(outer, _names.of(inner, outer)[0]) or number_kept_in(unwrapped(outer))
+    return -1, "", kind, kept_in
 
 
 def _larger(module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -20,6 +20,7 @@ from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.direct_calls import code_of_calls
 from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch import module_tensors
 
 _NODES = Assumption(
     "torch.graph-nodes",
@@ -56,7 +57,7 @@ class StoredValues(Patch):
             for tells in (_nodes_are_known, _buffers_are_known, _state_is_watched):
                 tells()  # so that the ledger has the result before any value is stored
             if _state_is_watched():
-                _core.watch_state(*_attribute_functions())
+                _core.watch_state(*_attribute_functions(), module_tensors.look_at)
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 

@@ -12,8 +12,9 @@ import functools
 import inspect
 import itertools
 import types
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
@@ -29,19 +30,34 @@ _WRAPPED = Assumption(
     otherwise="a step that torch wraps may be wrapped once more, which changes nothing but takes longer",
 )
 
-_originals: dict[str, types.FunctionType] = {}
+
+class _Original(NamedTuple):
+    """Holds the function and the code that a step had before."""
+
+    function: types.FunctionType
+    code: types.CodeType
+
+
+#: The attribute of a replaced step that holds its original. So a class that a program drops is freed with its step.
+_ATTRIBUTE = "_habana_mp_original"
+
+_steps: dict[str, weakref.ref[types.FunctionType]] = {}
 _numbers = itertools.count()
 
 
 def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces the code of such a step. The core looks for this function in the call stack."""
+    step: Any = _steps[key]()
+    original = vars(step).get(_ATTRIBUTE)
+    # Without one another thread has restored the step meanwhile: it has its own code again.
+    run = step if original is None else original.function
     if not isinstance(arguments[0], Optimizer) or _is_wrapped(type(arguments[0]).step):
-        return _originals[key](*arguments, **keywords)
+        return run(*arguments, **keywords)
     given = before_step(arguments[0], arguments, keywords)
     if given is not None:
         arguments, keywords = given
     try:
-        return _originals[key](*arguments, **keywords)
+        return run(*arguments, **keywords)
     finally:
         after_step()
 
@@ -94,38 +110,44 @@ class UnwrappedSteps(Patch):
     """Replaces all such steps, including those of classes that are created later."""
 
     def __init__(self) -> None:
-        self._codes: dict[str, tuple[types.FunctionType, types.CodeType]] = {}
-        self._watches = False
+        self._hook: Any = None
 
     def install(self, settings: Settings) -> None:
         for optimizer in set(_subclasses(Optimizer)):
-            self._exchange(optimizer)
+            _exchange(optimizer)
         if "__init_subclass__" not in vars(Optimizer):
 
             def look(made: type[Any], /, **options: Any) -> None:
                 super(Optimizer, made).__init_subclass__(**options)  # type: ignore[misc]  # `made` is a subclass
-                self._exchange(made)
+                _exchange(made)
 
-            self._watches = True
-            Optimizer.__init_subclass__ = classmethod(look)  # type: ignore[assignment]  # removed by `uninstall`
+            self._hook = classmethod(look)
+            Optimizer.__init_subclass__ = self._hook  # type: ignore[method-assign]  # removed by `uninstall`
 
     def uninstall(self) -> None:
-        if self._watches and "__init_subclass__" in vars(Optimizer):
+        if self._hook is not None and vars(Optimizer).get("__init_subclass__") is self._hook:
             del Optimizer.__init_subclass__
-        self._watches = False
-        for function, code in self._codes.values():
-            function.__code__ = code
-        for key in self._codes:
-            _originals.pop(key, None)
-        self._codes = {}
+        self._hook = None
+        for reference in list(_steps.values()):
+            step: Any = reference()
+            original = None if step is None else vars(step).pop(_ATTRIBUTE, None)
+            if original is not None:
+                step.__code__ = original.code
 
-    def _exchange(self, optimizer: type) -> None:
-        step = _step_of(optimizer)
-        if not isinstance(step, types.FunctionType) or _is_wrapped(step):
-            return
-        if any(step is function for function, _ in self._codes.values()) or not _may_not_call_constructor(optimizer):
-            return
-        key = f"{full_name(step)} {next(_numbers)}"  # local classes may share a name
-        self._codes[key] = (step, step.__code__)
-        _originals[key] = untouched(step)
-        step.__code__ = forwarding_code(step, in_step, imported=__name__, known_as=key)
+
+def _exchange(optimizer: type) -> None:
+    step = _step_of(optimizer)
+    if not isinstance(step, types.FunctionType) or _is_wrapped(step) or _ATTRIBUTE in vars(step):
+        return
+    if not _may_not_call_constructor(optimizer):
+        return
+    key = f"{full_name(step)} {next(_numbers)}"  # local classes may share a name
+    forwarding = forwarding_code(step, in_step, imported=__name__, known_as=key)
+    original = _Original(untouched(step), step.__code__)
+    _steps[key] = weakref.ref(step, functools.partial(_forget, key))
+    vars(step)[_ATTRIBUTE] = original
+    step.__code__ = forwarding
+
+
+def _forget(key: str, _: weakref.ref[types.FunctionType]) -> None:
+    del _steps[key]

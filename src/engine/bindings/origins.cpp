@@ -27,11 +27,12 @@ void register_origins(py::module_& module) {
   module.def("was_computed_from_module_value",
              [](const py::object& tensor) { return engine::was_computed_from_module_value(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
-  module.def("check_state", [](const py::object& set_attribute, const py::object& get_attribute) {
-    or_throw(engine::may_watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr()}));
+  using Object = const py::object&;
+  module.def("check_state", [](Object set_attribute, Object get_attribute) {
+    or_throw(engine::may_watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr(), .filled = nullptr}));
   });
-  module.def("watch_state", [](const py::object& set_attribute, const py::object& get_attribute) {
-    or_throw(engine::watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr()}));
+  module.def("watch_state", [](Object set_attribute, Object get_attribute, Object filled) {
+    or_throw(engine::watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr(), .filled = filled.ptr()}));
   });
   module.def("follow_module_tensors", &engine::follow_module_tensors);
   module.def("module_tensors_are_followed", [] { return engine::module_tensors_are_followed; });
