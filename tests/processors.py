@@ -19,7 +19,7 @@ from habana_mp import _core
 TESTS = Path(__file__).parent
 
 #: As a short run takes one of so many. Not a divisor of what tests' parameters come in.
-ONE_OF = 47
+ONE_OF = 59
 
 
 class Processor(NamedTuple):

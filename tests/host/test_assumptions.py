@@ -416,6 +416,7 @@ def test_dynamo_compiles_where_all_holds() -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.slow
 def test_inductors_code_gives_the_same_values_without_the_table_of_its_kernels() -> None:
     code = _compiled("'inductor'").replace("same(compiled(x), eager)", "[one.sum().item() for one in compiled(x)]")
     assert printed(code, "torch.inductor-kernels", "torch.aot-cache") == printed(code)
