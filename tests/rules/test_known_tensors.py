@@ -49,10 +49,10 @@ def stays_exact(tensor: torch.Tensor) -> bool:
 # ---- other tensors with its memory -----------------------------------------------------------------------------------
 
 
-def _attribute(module: State) -> None:
-    module.now = module.average[:1]  # type: ignore[assignment]
-    module.now = module.weight.data[1:]  # type: ignore[assignment]
-    module.now = None  # type: ignore[assignment]
+def _attribute(module: Any) -> None:
+    module.now = module.average[:1]
+    module.now = module.weight.data[1:]
+    module.now = None
 
 
 def _embedding(module: State) -> None:
@@ -61,7 +61,7 @@ def _embedding(module: State) -> None:
     nn.Embedding.from_pretrained(module.plain.detach())
 
 
-def _other_model(module: State) -> None:
+def _other_model(module: Any) -> None:
     other = State()
     other.load_state_dict(module.state_dict(), assign=True)
     other.plain = module.plain.detach()
@@ -92,10 +92,10 @@ def test_a_tensor_stays_known_when_another_one_with_its_memory_dies(alias: Calla
 def test_many_tensors_with_one_memory_are_all_known_while_they_live() -> None:
     hmp.convert()
     memory = torch.ones(1000)
-    modules = []
+    modules: list[Any] = []
     for i in range(1000):
         modules.append(nn.Module())
-        modules[-1].one = memory[i : i + 1]  # type: ignore[assignment]
+        modules[-1].one = memory[i : i + 1]
     del modules[1:]
     assert stays_exact(memory)
 

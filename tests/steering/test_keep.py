@@ -14,6 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.fx import symbolic_trace
 
 from habana_mp import hmp
+from habana_mp.policy.kept import set_kept
 from helpers.lists import Converter
 from helpers.steered import BF16, FP32, LOWERED, Part, inputs, network, precisions
 
@@ -74,8 +75,8 @@ def whole(model: nn.Module) -> nn.Module:
     return hmp.keep(model)
 
 
-def container(model: nn.Module) -> nn.Module:
-    vars(model.layers)["_habana_mp_kept"] = vars(hmp.keep(nn.Module()))["_habana_mp_kept"]
+def container(model: Any) -> Any:
+    set_kept(model.layers, "fp32")  # `hmp.keep` would keep the modules in it
     return model
 
 
@@ -104,8 +105,8 @@ def test_a_copy_of_a_graph_module_is_kept(converted: Converter, make_copy: Calla
     assert make_copy(made)(inputs()).dtype is BF16
 
 
-WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "compiled": lambda module: torch.compile(module, backend="eager"),  # type: ignore[arg-type,return-value]
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "compiled": lambda module: torch.compile(module, backend="eager"),
     "parallel": nn.DataParallel,
     "checkpointed": lambda module: checkpoint_wrapper(module),
     "twice": lambda module: nn.DataParallel(checkpoint_wrapper(module)),

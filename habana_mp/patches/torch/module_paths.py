@@ -160,13 +160,13 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
         return 0, f"<{kind}>", kind, kept_in
     for outer in _larger(module)[:1]:
         name = _names.of(module, outer)[0]
-        kept_in = kept_in or _kept_along(outer, name) or number_kept_in(unwrapped(outer))
+        kept_in = kept_in or _kept_around(outer, name)
         return -1, ".".join((_root_name(unwrapped(outer)), *_path(outer, name))), kind, kept_in
     if wrapped_by(module) is None:
         return -1, _root_name(module), kind, kept_in
     inner = unwrapped(module)  # perhaps a part of another model
     for outer in (one for one in _larger(inner) if one is not module):
-        kept_in = kept_in or _kept_along(outer, _names.of(inner, outer)[0]) or number_kept_in(unwrapped(outer))
+        kept_in = kept_in or _kept_around(outer, _names.of(inner, outer)[0])
     return -1, "", kind, kept_in
 
 
@@ -184,6 +184,11 @@ def _kept_along(outer: Any, name: str) -> int:
         module = getattr(module, part)
         kept_in = number_kept_in(module) or kept_in
     return kept_in
+
+
+def _kept_around(outer: Any, name: str) -> int:
+    """Returns the same number, or if it is 0, that of the outer module."""
+    return _kept_along(outer, name) or number_kept_in(unwrapped(outer))
 
 
 def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | None]:
