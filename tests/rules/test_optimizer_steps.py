@@ -347,6 +347,17 @@ def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
     assert [one() for one in alive] == [None, None]
 
 
+def test_what_is_known_of_such_a_step_does_not_grow_with_each_convert() -> None:
+    made = class_in_front()
+    hmp.convert()
+    known = len(unwrapped_steps._steps)
+    for _ in range(3):
+        hmp.restore()
+        hmp.convert()
+    assert len(unwrapped_steps._steps) == known
+    assert weakref.getweakrefcount(made.step) == 2
+
+
 def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> None:
     class WithOptions(torch.optim.SGD):
         def __init_subclass__(cls, **options: Any) -> None:

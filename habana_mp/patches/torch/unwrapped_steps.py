@@ -42,6 +42,8 @@ class _Original(NamedTuple):
 _ATTRIBUTE = "_habana_mp_original"
 
 _steps: dict[str, weakref.ref[types.FunctionType]] = {}
+#: A step keeps its key after `restore`, since another thread may just have read the code that names it.
+_keys: weakref.WeakKeyDictionary[types.FunctionType, str] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -141,10 +143,12 @@ def _exchange(optimizer: type) -> None:
         return
     if not _may_not_call_constructor(optimizer):
         return
-    key = f"{full_name(step)} {next(_numbers)}"  # local classes may share a name
+    key = _keys.get(step)
+    if key is None:
+        key = _keys[step] = f"{full_name(step)} {next(_numbers)}"  # local classes may share a name
+        _steps[key] = weakref.ref(step, functools.partial(_forget, key))
     forwarding = forwarding_code(step, in_step, imported=__name__, known_as=key)
     original = _Original(untouched(step), step.__code__)
-    _steps[key] = weakref.ref(step, functools.partial(_forget, key))
     vars(step)[_ATTRIBUTE] = original
     step.__code__ = forwarding
 
