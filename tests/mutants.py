@@ -242,7 +242,7 @@ class Core:
         copy_what_differs("src", self.tree)
         shutil.copytree(ROOT / "lists", self.tree / "lists", dirs_exist_ok=True)
         copy_what_differs("CMakeLists.txt", self.tree)
-        own_core.configure(self.build, "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-O1 -w", source=self.tree)
+        own_core.configure(self.build, "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-O1 -DNDEBUG -w", source=self.tree)
         own_core.build(self.build)
         self.site = own_core.make_site(self.build)
         own_core.check_site(self.site)
