@@ -1,4 +1,4 @@
-"""Fill the tables of ``docs/rules.md`` and ``docs/lists.md`` from the rows of ``habana_mp/ops``.
+"""Fill the tables of the documents: of operations from ``habana_mp/ops``, of reasons from the core.
 
 ``python docs/make_rules_table.py`` writes them; with ``--check`` it only says whether they are up to date.
 A table stands between ``<!-- NAME table: begin -->`` and ``<!-- NAME table: end -->``.
@@ -17,6 +17,7 @@ import torch
 from habana_mp import ops
 from habana_mp.policy.presets import presets, shipped_names
 from habana_mp.policy.rules import Ruling, ruling_without_list
+from habana_mp.reporting.records import REASONS
 
 DOCS = Path(__file__).parent
 
@@ -147,8 +148,18 @@ def models_table() -> str:
     return _table(("preset", "from", "lower", "fp32"), rows)
 
 
+def reasons_table() -> str:
+    """The reasons of the log and the report."""
+    rows = []
+    for word, reason in REASONS.items():
+        rule = f"{reason.rule}: " if reason.rule.startswith("rule ") else ""
+        rows.append((f"`{word}`", reason.description, rule + reason.when))
+    return _table(("`reason`", "`description`", "when"), rows)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rules.md": {"operations": operations_table},
+    "log.md": {"reasons": reasons_table},
     "lists.md": {
         "spellings": spellings_table,
         "families": families_table,

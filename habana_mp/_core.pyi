@@ -84,8 +84,8 @@ def log_flush() -> None: ...
 def printable(text: str) -> str:
     """Returns the text with terminal controls and line ends spelled out, as in the log."""
 
-#: The names of reasons, and their meanings.
-reasons: dict[str, str]
+#: The rows of ``src/rules/decision.hpp``: the rule, whether casts are off, the finding, the meaning, and when.
+reasons: dict[str, tuple[str, bool, str, str, str]]
 
 def _log_operation(representation: str, operation: str, precision: int, reason: int, casts: int) -> None:
     """For tests."""

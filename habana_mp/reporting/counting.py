@@ -18,18 +18,17 @@ from habana_mp.common.version import __version__
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
 from habana_mp.reporting.merging import key_of, sum_of
-from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, shares_of_range, short_path, short_place
+from habana_mp.reporting.records import (
+    REASONS,
+    Edge,
+    KeptWeights,
+    ModuleRow,
+    Row,
+    shares_of_range,
+    short_path,
+    short_place,
+)
 from habana_mp.reporting.report import Report
-
-#: The rule behind a reason that is not a list.
-_RULES = {
-    **{"widest": "rule 2", "in_place": "rule 3", "first_input": "rule 4", "parts": "rule 5"},
-    **dict.fromkeys(("ineligible", "explicit_out", "explicit_dtype", "view"), "rule 6"),
-    **dict.fromkeys(("no_kernel", "sums"), "rule 8"),
-    **{"scalar": "rule 9", "autocast_off": "rule 10"},
-    **dict.fromkeys(("construction", "optimizer_step", "worker", "distributed", "library", "state"), "rule 11"),
-    **{"op_wrap": "op_wrap", "slower": "skip_slower", "disabled": "disable_casts"},
-}
 
 
 class Stopwatch:
@@ -57,8 +56,10 @@ stopwatch = Stopwatch()
 
 
 def _rule_of(operation: str, precision: str, reason: str) -> str | None:
-    if reason not in ("list", "no_product"):
-        return _RULES.get(reason)
+    """Returns the rule behind a reason. The lists are rule 1: it returns the places of their lines."""
+    rule = REASONS[reason].rule
+    if rule != "rule 1":
+        return rule
     return " or ".join(places_in_lists(operation, precision if reason == "list" else None)) or None
 
 

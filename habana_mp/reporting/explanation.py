@@ -17,15 +17,7 @@ from habana_mp.policy.module_rules import KEPT, kept_operations
 from habana_mp.policy.names import operations_of
 from habana_mp.policy.patterns import Path
 from habana_mp.policy.rules import Policy, Ruling, ruling_without_list
-
-#: What the reasons of the report mean here, where no list decides.
-_MEANINGS = {
-    "widest": "its tensors go to the widest precision among them (rule 2)",
-    "in_place": "what it writes into keeps its precision (rule 3)",
-    "first_input": "no list names it, so it runs in the precision of its first input (rule 4)",
-    "no_kernel": "it has no kernel for the lower precision (rule 8)",
-    "refused": "it is refused in a float16 region",
-}
+from habana_mp.reporting.records import REASONS
 
 
 @dataclass(frozen=True)
@@ -54,13 +46,15 @@ class Explanation:
     def _why(self) -> str:
         if self.reason == "kept":
             return "hmp.keep keeps the module, or one around it"
-        if self.reason == "parts":
-            return "the lists name its parts, or what it is a part of (rule 5)"
         if self.reason == "off":
             return "no lists are in force; call hmp.convert() first"
         if self.rule:
             return f"`{self.rule}` at {self.where}"
-        return _MEANINGS.get(self.reason, self.where or self.reason)
+        if self.reason == "refused":
+            return "it is refused in a float16 region"
+        if self.where or self.reason not in REASONS:
+            return self.where or self.reason
+        return f"{REASONS[self.reason].description} ({REASONS[self.reason].rule})"
 
 
 @dataclass(frozen=True)

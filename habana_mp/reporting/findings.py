@@ -8,14 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
-from habana_mp.reporting.records import Edge, Records, Row
+from habana_mp.reporting.records import PRECISIONS, REASONS, Edge, Records, Row
 from habana_mp.reporting.remedies import in_words, rules_for
 
 #: The most lines, the most lines of one kind, and the most operations in the line about float32.
 _MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
-
-#: With these reasons casts are off for all calls, so they say nothing about one operation.
-_OFF = ("disabled", "autocast_off", "construction", "optimizer_step", "worker", "distributed", "library")
 
 #: First calls take longer. With fewer calls than this, they make times misleading.
 _MANY_CALLS = 10
@@ -119,7 +116,7 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
     whole, of_time = _size(report, rows)
     parts = []
-    for precision in sorted({row.precision for row in rows}, key=_PRECISIONS.index):
+    for precision in sorted({row.precision for row in rows}, key=PRECISIONS.index):
         share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
         parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
     first, _, rest = parts[0].partition(" ")
@@ -129,7 +126,6 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     return f"{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}){_caution(rows)}"
 
 
-_PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
 _SUBJECTS = {"unchanged": "calls left alone"}
 
 
@@ -156,6 +152,11 @@ def _caution(rows: list[Row]) -> str:
     if _seconds(row for row in rows if row.calls < _MANY_CALLS) > _seconds(rows) / 2:
         return ". First calls take longer, and weigh much in so few"
     return ""
+
+
+def _is_off(reason: str) -> bool:
+    """True if casts are off for all calls with this reason."""
+    return reason in REASONS and REASONS[reason].casts_off
 
 
 _WITHIN = "convert(within=...)"
@@ -187,7 +188,7 @@ def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> st
     within = report.configuration.get("within")
     if within is not None and all(row.module is None for row in report.rows):
         return f": no module ran, and {_WITHIN} lowers only in one"
-    if reason in _OFF or any(report.rows[number] in rows for one in findings for number in one.rows):
+    if _is_off(reason) or any(report.rows[number] in rows for one in findings for number in one.rows):
         return ""
     how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
     return f": {_count(calls, 'call')} {how}{_at(rows)} ({_because(rows[0])})"
@@ -210,7 +211,7 @@ def _off(report: Records) -> Iterator[str]:
     """Yields a line about the calls that ran with casts off."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
-        if row.reason in _OFF:
+        if _is_off(row.reason):
             groups[row.why].append(row)
     if not groups:
         return
@@ -298,12 +299,10 @@ def _is_product(row: Row) -> bool:
     return made or row.operation == "scaled_dot_product_attention"
 
 
-def _has(*reasons: str) -> Callable[[Row], bool]:
+def _by_reason(finding: str) -> Callable[[Row], bool]:
+    """Returns the condition that a row's reason is one of those that make this kind of finding."""
+    reasons = {word for word, reason in REASONS.items() if reason.finding == finding}
     return lambda row: row.reason in reasons
-
-
-def _product_has(*reasons: str) -> Callable[[Row], bool]:
-    return lambda row: row.reason in reasons and _is_product(row)
 
 
 def _has_no_kernel(row: Row) -> bool:
@@ -406,8 +405,10 @@ _KINDS = (
         "product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})", mended_by="lower"
     ),
     _Kind("no kernel", _has_no_kernel, "{named} runs in float32: {why} ({calls})"),
-    _Kind("protected", _has("autocast_off"), "{named} is left alone {why} ({calls})"),
-    _Kind("disabled", _product_has("disabled"), "{named} is left alone {why} ({calls})"),
+    _Kind("protected", _by_reason("protected"), "{named} is left alone {why} ({calls})"),
+    _Kind(
+        "disabled", lambda row: row.reason == "disabled" and _is_product(row), "{named} is left alone {why} ({calls})"
+    ),
     _Kind(
         "not eligible",
         lambda row: row.reason == "ineligible" and _is_product(row) and not _holds_float64(row),
@@ -431,11 +432,11 @@ _KINDS = (
         least_share=_LEAST_SHARE_OF_SMALL,
         mended_by="fp32",
     ),
-    _Kind("slower", _has("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
-    _Kind("as given", _has("explicit_out", "explicit_dtype"), "{named} is left alone: {why} ({calls})"),
+    _Kind("slower", _by_reason("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
+    _Kind("as given", _by_reason("as given"), "{named} is left alone: {why} ({calls})"),
     _Kind(
         "scalar",
-        _has("scalar"),
+        _by_reason("scalar"),
         "{named} is given a number beyond the range of {precision}: the largest one took its place ({calls})",
     ),
     _Kind(
@@ -444,9 +445,7 @@ _KINDS = (
         "{named} is a loss, and runs in {precision}: {listed} ({calls})",
         mended_by="fp32",
     ),
-    _Kind(
-        "elsewhere", _has("library", "distributed", "worker", "other_device"), "{named} is left alone: {why} ({calls})"
-    ),
+    _Kind("elsewhere", _by_reason("elsewhere"), "{named} is left alone: {why} ({calls})"),
 )
 
 

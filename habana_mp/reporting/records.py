@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from habana_mp import _core
 from habana_mp.common.computed_once import computed_once
 
 Detail = Literal["operations", "modules", "lines"]
 DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
+
+#: The precisions of calls, in the order of the report. ``unchanged`` stands for calls that were left alone.
+PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Row:
     @property
     def why(self) -> str:
         """The reason in words."""
-        return REASONS.get(self.reason, self.reason)
+        return REASONS[self.reason].description if self.reason in REASONS else self.reason
 
     @property
     def casts_up(self) -> int:
@@ -76,8 +79,22 @@ class Row:
         return {**found, "why": self.why, "casts_up": self.casts_up, "casts_down": self.casts_down}
 
 
-#: The meaning of each reason, in the words of the log.
-REASONS: dict[str, str] = dict(_core.reasons)
+class Reason(NamedTuple):
+    """A reason of a decision, as ``src/rules/decision.hpp`` has it."""
+
+    #: The rule of docs/rules.md, the option or the function that decides.
+    rule: str
+    #: True if casts are off for all calls, so that it says nothing about one operation.
+    casts_off: bool
+    #: The kind of finding that reports each such call, or an empty text.
+    finding: str
+    #: Its meaning, and when it applies.
+    description: str
+    when: str
+
+
+#: The reasons by their words.
+REASONS = {word: Reason(*row) for word, row in _core.reasons.items()}
 
 
 def short_path(file: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from habana_mp.reporting.records import Row
+from habana_mp.reporting.records import PRECISIONS, Row
 from habana_mp.reporting.report import Report
 
 #: The file formats of a report, by the ending of the file's name.
@@ -32,7 +32,7 @@ def line(report: Report) -> str:
     if not calls:
         never = "`hmp.convert` was not called"
         return never if report.configuration is None else "no covered operation was called"
-    parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in _PRECISIONS if one in calls)]
+    parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in PRECISIONS if one in calls)]
     seconds = report.total("seconds")
     if seconds:
         lower = sum(row.seconds or 0.0 for row in report if row.is_lower)
@@ -43,9 +43,6 @@ def line(report: Report) -> str:
         amount = f"{cost:.3g} s" if seconds else f"{_size(cost)} of casts"
         parts.append(f"`{name}` {_in(precision)} cost most, {amount}")
     return "; ".join(parts)
-
-
-_PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
 
 
 def _costs(rows: Iterable[Row], name: str) -> dict[tuple[str, str], float]:

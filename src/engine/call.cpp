@@ -83,12 +83,6 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// True if this reason explains a call better than the rule for unlisted operations does.
-constexpr bool is_shown(Reason reason) {
-  return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::points ||
-         reason == Reason::library;
-}
-
 // Returns the decision to report for a call that is made as it is written. While calls are watched, an optimizer step
 // has its own reason.
 template <bool is_watched>
@@ -115,7 +109,7 @@ template <bool is_watched>
     if (plan.way == Way::with_casts) return call_with_casts(facts, plan);
     if (plan.way == Way::unlisted_rule && target.unlisted->action != Action::none) {
       rule = target.unlisted;
-      if (is_shown(plan.decision.reason)) shown = plan.decision;
+      if (rules::has(plan.decision.reason, rules::over_unlisted)) shown = plan.decision;
       continue;
     }
     if (plan.way != Way::as_written) return call_otherwise(facts, plan);

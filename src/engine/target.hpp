@@ -36,7 +36,7 @@ struct Target : host::Callable {
   const Rule* listed = &no_rule;    // convert's rule
   const Rule* unlisted = &no_rule;  // the rule for suspended lists (rules 2 to 4)
   bool counts_no_version = false;   // torch does not increment the version counter of what it writes
-  std::array<std::array<Count, rules::reason_count>, rules::precision_count> counts{};
+  std::array<std::array<Count, rules::reasons.size()>, rules::precisions.size()> counts{};
 
   // Read in regions: the index of its rule in RuleSet::rules.
   std::size_t index = no_index;

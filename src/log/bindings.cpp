@@ -51,8 +51,6 @@ py::str printable(const py::str& text) {
 
 void log_operation(const py::str& representation, const std::string& operation, int precision, int reason,
                    unsigned casts) {
-  if (precision < 0 || precision >= rules::precision_count) throw py::value_error("`precision` is out of range");
-  if (reason < 0 || reason >= rules::reason_count) throw py::value_error("`reason` is out of range");
   log::operation(bytes_of(representation), operation,
                  {static_cast<rules::Precision>(precision), static_cast<rules::Reason>(reason)}, casts, nullptr);
 }
@@ -84,9 +82,9 @@ void register_log(py::module_& module) {
              "The text with what controls a terminal or ends a line spelled out, as in the log.");
 
   py::dict reasons;
-  for (int reason = 0; reason < rules::reason_count; ++reason) {
-    const auto one = static_cast<rules::Reason>(reason);
-    reasons[rules::word(one)] = rules::describe(one);
+  for (const rules::ReasonRow& row : rules::reasons) {
+    const bool casts_off = (row.flags & rules::casts_off) != 0;
+    reasons[row.word] = py::make_tuple(row.rule, casts_off, row.finding, row.description, row.when);
   }
   module.attr("reasons") = reasons;
 

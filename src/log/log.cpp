@@ -71,7 +71,7 @@ void append_text(fmt::memory_buffer& out, std::string_view representation, rules
   } else {
     fmt::format_to(std::back_inserter(out), FMT_COMPILE("casting  {}  to  to_{}"), readable,
                    rules::name(decision.precision));
-    if (origin != nullptr || decision.reason == Reason::no_kernel || decision.reason == Reason::scalar) {
+    if (origin != nullptr || rules::has(decision.reason, rules::in_log)) {
       fmt::format_to(std::back_inserter(out), FMT_COMPILE("  ({})"), rules::describe(decision.reason));
     }
   }
@@ -102,7 +102,7 @@ void append_fields(fmt::memory_buffer& out, std::string_view representation, std
   append_quoted(out, operation);
   fmt::format_to(
       std::back_inserter(out), FMT_COMPILE(R"(, "precision": "{}", "reason": "{}", "description": "{}", "casts": {})"),
-      rules::name(decision.precision), rules::word(decision.reason), rules::describe(decision.reason), casts);
+      rules::name(decision.precision), rules::row_of(decision.reason).word, rules::describe(decision.reason), casts);
   if (origin != nullptr && !origin->file.empty()) {
     out.append(std::string_view(R"(, "file": )"));
     append_quoted(out, origin->file);

@@ -1,52 +1,115 @@
 // The decision about one call and its reason, as the log, the counters and the report show them.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace habana_mp::rules {
 
 enum class Precision : std::uint8_t { bf16, fp16, fp32, unchanged };
-inline constexpr int precision_count = 4;
 
-// Returns the word of the log and the report: "bf16", "fp16", "fp32", "unchanged".
-const char* name(Precision precision) noexcept;
+// The words of the log and the report.
+inline constexpr std::array precisions{"bf16", "fp16", "fp32", "unchanged"};
+static_assert(precisions.size() == static_cast<std::size_t>(Precision::unchanged) + 1);
+
+constexpr const char* name(Precision precision) noexcept { return precisions[static_cast<std::size_t>(precision)]; }
+
+enum ReasonFlag : unsigned {
+  none = 0,
+  casts_off = 1,      // it applies to every call in its place, so it says nothing about one operation
+  in_log = 2,         // the log adds it to its line about a cast
+  over_unlisted = 4,  // it explains a call better than the rule for unlisted operations
+};
+
+// Each reason is one row:
+// - its name, which is its word in JSON lines and reports;
+// - the rule of docs/rules.md, the option or the function that decides (for rule 1 the report names the list's line);
+// - its flags;
+// - the kind of finding that reports each call with this reason, if there is one;
+// - its meaning in a few words, for the log and the report;
+// - when it applies, for docs/log.md.
+#define HABANA_MP_REASONS(REASON)                                                                                      \
+  REASON(list, "rule 1", none, "", "in the list", "the operation is in one of the two lists")                          \
+  REASON(widest, "rule 2", none, "", "widest input",                                                                   \
+         "its inputs must agree, and the widest precision among them was taken")                                       \
+  REASON(in_place, "rule 3", none, "", "in-place target keeps its precision",                                          \
+         "an in-place operation; the other inputs follow its target; those of a norm follow the statistics that it "   \
+         "updates if torch accepts nothing else")                                                                      \
+  REASON(first_input, "rule 4", none, "", "first input", "the operation is in no list; its first input decides")       \
+  REASON(no_kernel, "rule 8", in_log, "", "no kernel for the lower precision",                                         \
+         "the device has none, or only an unreliable one")                                                             \
+  REASON(scalar, "rule 9", in_log, "scalar", "scalar brought into the lower precision's range",                        \
+         "a Python number was too large for it and was saturated")                                                     \
+  REASON(ineligible, "rule 6", none, "", "inputs are never cast",                                                      \
+         "float64, complex, or no floating tensor among the inputs")                                                   \
+  REASON(explicit_out, "rule 6", none, "as given", "out= was given", "the call chooses the tensor for its result")     \
+  REASON(explicit_dtype, "rule 6", none, "as given", "dtype= was given", "the call chooses its precision")             \
+  REASON(view, "rule 6", none, "", "the result may be a view of the input",                                            \
+         "`einsum` of one tensor, which makes no product, and `chain_matmul` and `cartesian_prod` of one tensor")      \
+  REASON(no_product, "rule 1", none, "", "it makes no matrix product",                                                 \
+         "the preset lowers only those calls of `einsum`, `tensordot` and `inner` that make one; the call ran in the " \
+         "widest precision among its inputs")                                                                          \
+  REASON(construction, "rule 11", casts_off, "", "a module is being constructed", "inside a module's `__init__`")      \
+  REASON(optimizer_step, "rule 11", casts_off, "", "inside an optimizer's step",                                       \
+         "inside `step()` of a `torch.optim` optimizer")                                                               \
+  REASON(worker, "rule 11", casts_off, "elsewhere", "in a DataLoader worker", "in a worker process of a DataLoader")   \
+  REASON(distributed, "rule 11", casts_off, "elsewhere", "in the code of torch.distributed",                           \
+         "FSDP or a communication hook handles parameters and gradients")                                              \
+  REASON(library, "rule 11", casts_off | over_unlisted, "elsewhere",                                                   \
+         "in exact code: that of a library, or given to convert(exact=)",                                              \
+         "Gaussian processes, metrics, and what `exact` names")                                                        \
+  REASON(state, "rule 11", over_unlisted, "", "arithmetic on a module's own tensors",                                  \
+         "an average that a module keeps")                                                                             \
+  REASON(slower, "skip_slower", none, "slower", "slower in the lower precision", "measured, with `skip_slower=True`")  \
+  REASON(other_device, "autocast", none, "elsewhere", "the region is for another device",                              \
+         "none of its tensors is on the device of the `hmp.autocast` around it")                                       \
+  REASON(op_wrap, "op_wrap", none, "", "wrapped by op_wrap",                                                           \
+         "a user-defined function to which `hmp.op_wrap` gave a precision")                                            \
+  REASON(parts, "rule 5", none, "", "a list names its parts, or what it is a part of",                                 \
+         "no list names the operation itself, but a list names its parts (`log_softmax` for `cross_entropy`) or the "  \
+         "loss of which it is a part")                                                                                 \
+  REASON(sums, "rule 8", none, "", "summed in float32, then rounded",                                                  \
+         "`index_add` and similar operations, or the gradient of a lookup")                                            \
+  REASON(disabled, "disable_casts", casts_off, "", "under disable_casts",                                              \
+         "only in the report, and only if calls are watched: `hmp.disable_casts`, or functions that torch runs "       \
+         "without casts")                                                                                              \
+  REASON(autocast_off, "rule 10", casts_off, "protected", "inside of torch.autocast(enabled=False)",                   \
+         "only in the report")                                                                                         \
+  REASON(unlisted, "rule 4", none, "", "in no list: runs in its input's precision",                                    \
+         "only in the report, and only if calls are watched: neither a list nor a rule names the operation, and its "  \
+         "input is in lower precision")                                                                                \
+  REASON(points, "rule 1", over_unlisted, "", "a product of three terms, without a weight",                            \
+         "in the forward of a module: the preset `recommended` does not lower it, since it turns points")              \
+  REASON(all_float32, "within", over_unlisted, "", "arithmetic in float32, without a weight",                          \
+         "with `within=\"modules\"`: all inputs are in float32, and none is a Parameter")
+
+struct ReasonRow {
+  const char* word;
+  const char* rule;
+  unsigned flags;
+  const char* finding;
+  const char* description;
+  const char* when;
+};
 
 enum class Reason : std::uint8_t {
-  list,            // the operation is in a list
-  widest,          // rule 2: the widest precision among the inputs
-  in_place,        // rule 3: the target of an in-place operation keeps its precision
-  first_input,     // rule 4: the precision of the first input
-  no_kernel,       // rule 8: no kernel for the lower precision
-  scalar,          // rule 9: a scalar was clamped to the lower precision's range
-  ineligible,      // rule 6: float64, complex or no floating tensor among the inputs
-  explicit_out,    // rule 6: out= was passed
-  explicit_dtype,  // rule 6: dtype= was passed
-  view,            // rule 6: the result may be a view of the input
-  no_product,      // the list applies to matrix products only, and this call makes none
-  construction,    // rule 11: a module is being constructed
-  optimizer_step,  // rule 11: inside an optimizer's step
-  worker,          // rule 11: in a DataLoader worker
-  distributed,     // rule 11: torch.distributed handles parameters and gradients
-  library,         // rule 11: in exact code, that of a library or given to convert
-  state,           // rule 11: only tensors of modules take part, and autograd does not track the call
-  slower,          // measured: the lower precision takes longer for this shape (skip_slower=True)
-  other_device,    // no tensor is on the device of the region
-  op_wrap,         // hmp.op_wrap set the function's precision
-  parts,           // a list names the operations that it consists of, or one that it is a part of
-  sums,            // rule 8: the call or its gradient adds up lowered values
-  disabled,        // under disable_casts; only while calls are watched
-  autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
-  unlisted,        // neither a list nor a rule names the operation; only while calls are watched
-  points,          // in the forward of a module: a product of three terms without a weight, which rotates points
-  all_float32,     // within modules: arithmetic without a weight and without a lower tensor
+#define HABANA_MP_ENUMERATOR(name, ...) name,
+  HABANA_MP_REASONS(HABANA_MP_ENUMERATOR)
+#undef HABANA_MP_ENUMERATOR
 };
-inline constexpr int reason_count = 27;
 
-// Returns the word for programs: "list", "widest", ...
-const char* word(Reason reason) noexcept;
+inline constexpr std::array reasons{
+#define HABANA_MP_ROW(name, ...) ReasonRow{#name, __VA_ARGS__},
+    HABANA_MP_REASONS(HABANA_MP_ROW)
+#undef HABANA_MP_ROW
+};
 
-// Returns a few words for the user: "in the list", "widest input", ...
-const char* describe(Reason reason) noexcept;
+constexpr const ReasonRow& row_of(Reason reason) noexcept { return reasons[static_cast<std::size_t>(reason)]; }
+
+constexpr const char* describe(Reason reason) noexcept { return row_of(reason).description; }
+
+constexpr bool has(Reason reason, unsigned flag) noexcept { return (row_of(reason).flags & flag) != 0; }
 
 struct Decision {
   Precision precision;

@@ -56,7 +56,7 @@ py::dict shown(const watch::Record& record) {
   py::dict row;
   row["operation"] = text(*key.operation);
   row["precision"] = rules::name(key.decision.precision);
-  row["reason"] = rules::word(key.decision.reason);
+  row["reason"] = rules::row_of(key.decision.reason).word;
   row["phase"] = watch::name(key.phase);
   row["file"] =
       key.place == nullptr ? py::object(py::none()) : py::reinterpret_borrow<py::object>(key.place->file.get());

@@ -11,36 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from habana_mp import _core
+from habana_mp.reporting.records import PRECISIONS, REASONS
 
 MUL = "<method '__mul__' of 'torch._C.TensorBase' objects>"
-# In the order of Precision and Reason in src/rules/decision.hpp.
-PRECISIONS = ["bf16", "fp16", "fp32", "unchanged"]
-REASONS = {
-    "list": "in the list",
-    "widest": "widest input",
-    "in_place": "in-place target keeps its precision",
-    "first_input": "first input",
-    "no_kernel": "no kernel for the lower precision",
-    "scalar": "scalar brought into the lower precision's range",
-    "ineligible": "inputs are never cast",
-    "explicit_out": "out= was given",
-    "explicit_dtype": "dtype= was given",
-    "view": "the result may be a view of the input",
-    "no_product": "it makes no matrix product",
-    "construction": "a module is being constructed",
-    "optimizer_step": "inside an optimizer's step",
-    "worker": "in a DataLoader worker",
-    "distributed": "in the code of torch.distributed",
-    "library": "in exact code: that of a library, or given to convert(exact=)",
-    "state": "arithmetic on a module's own tensors",
-    "slower": "slower in the lower precision",
-    "other_device": "the region is for another device",
-    "op_wrap": "wrapped by op_wrap",
-    "parts": "a list names its parts, or what it is a part of",
-    "sums": "summed in float32, then rounded",
-    "disabled": "under disable_casts",
-    "autocast_off": "inside of torch.autocast(enabled=False)",
-}
 
 
 def emit(

@@ -7,17 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from habana_mp.reporting.records import REASONS
+
 Data = dict[str, Any]
 
 _SCRIPT = "/home/user/project/train.py"
 _MODELING = "/home/user/project/modeling.py"
-_WHY = {
-    "list": "in the list",
-    "widest": "widest input",
-    "first_input": "first input",
-    "scalar": "scalar brought into the lower precision's range",
-    "explicit_dtype": "dtype= was given",
-}
 #: The forward of one layer: name, operation, module below the layer, precision, reason, line, milliseconds, inputs.
 _LAYER = [
     ("query", "linear", "attention.self.query", "bf16", "list", 61, 1.9, ["in"]),
@@ -91,7 +86,7 @@ class _Maker:
                 "operation": operation,
                 "precision": precision,
                 "reason": reason,
-                "why": _WHY.get(reason, "the result may be a view of the input"),
+                "why": REASONS[reason].description,
                 "rule": rule,
                 "phase": more.pop("phase", "forward"),
                 "calls": self._calls,

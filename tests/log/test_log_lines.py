@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from habana_mp import _core
 from habana_mp.reporting.log import open_log
-from helpers.log_lines import MUL, PRECISIONS, REASONS, emit, line_of, read, records
+from habana_mp.reporting.records import PRECISIONS, REASONS
+from helpers.log_lines import MUL, emit, line_of, read, records
 
 # The text of a line
 
@@ -34,7 +35,7 @@ def test_a_cast_names_its_reason_only_where_the_precision_was_not_free(
 ) -> None:
     open_log(tmp_path / "casts.log")
     emit(precision=precision, reason=reason)
-    suffix = f"  ({REASONS[reason]})" if reason in ("no_kernel", "scalar") else ""
+    suffix = f"  ({REASONS[reason].description})" if reason in ("no_kernel", "scalar") else ""
     assert read(tmp_path / "casts.log") == f"{line_of(MUL, precision)}{suffix}\n"
 
 
@@ -42,7 +43,7 @@ def test_a_cast_names_its_reason_only_where_the_precision_was_not_free(
 def test_a_call_that_is_left_alone_says_why(tmp_path: Path, reason: str) -> None:
     open_log(tmp_path / "casts.log")
     emit(precision="unchanged", reason=reason, casts=0)
-    assert read(tmp_path / "casts.log") == f"leaving  {MUL}  as it is: {REASONS[reason]}\n"
+    assert read(tmp_path / "casts.log") == f"leaving  {MUL}  as it is: {REASONS[reason].description}\n"
 
 
 def test_an_event_is_written_as_given(tmp_path: Path) -> None:
@@ -104,7 +105,11 @@ def test_json_names_precision_and_reason_by_their_words(tmp_path: Path, precisio
     open_log(tmp_path / "casts.jsonl")
     emit(precision=precision, reason=reason)
     (record,) = records(tmp_path / "casts.jsonl")
-    assert (record["precision"], record["reason"], record["description"]) == (precision, reason, REASONS[reason])
+    assert (record["precision"], record["reason"], record["description"]) == (
+        precision,
+        reason,
+        REASONS[reason].description,
+    )
 
 
 def test_an_event_is_a_json_line_of_its_own_kind(tmp_path: Path) -> None:

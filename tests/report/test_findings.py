@@ -428,7 +428,7 @@ def test_no_kind_crowds_out_another() -> None:
     rows += [row("mm", "unchanged", reason, line=50) for reason in reasons]
     words = report(LOWER, *rows).words
     assert len(words) <= 10
-    assert all(any(REASONS[reason] in one or "float64" in one for one in words) for reason in reasons)
+    assert all(any(REASONS[reason].description in one or "float64" in one for one in words) for reason in reasons)
 
 
 # ---- anything at all ------------------------------------------------------------------------------------------------

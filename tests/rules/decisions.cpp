@@ -479,7 +479,7 @@ void answer(const std::string& line) {
   const Plan plan = decide(rule, inputs, facts);
   std::cout << static_cast<int>(plan.way) << ' ' << static_cast<int>(plan.to) << ' '
             << static_cast<int>(plan.computed_in) << ' ' << static_cast<int>(plan.decision.precision) << ' '
-            << word(plan.decision.reason) << ' ' << plan.is_fused << ' ' << plan.is_inside << " <" << facts.asked
+            << row_of(plan.decision.reason).word << ' ' << plan.is_fused << ' ' << plan.is_inside << " <" << facts.asked
             << ">\n"
             << std::flush;
 }
@@ -491,6 +491,7 @@ int main(int argc, char** argv) {
     for (std::string line; std::getline(std::cin, line);) answer(line);
     return EXIT_SUCCESS;
   }
+  CHECK(has(Reason::library, casts_off) && has(Reason::library, over_unlisted) && !has(Reason::library, in_log));
   check_drafts();
   check_table();
   check_plain_rule();

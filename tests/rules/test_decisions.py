@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from habana_mp import _core
+
 SOURCES = Path(__file__).parents[2] / "src"
 
 
@@ -41,7 +43,7 @@ LOWER = {Kind.BF16, Kind.F16}
 PRECISIONS = {Kind.BF16: 0, Kind.F16: 1, Kind.F32: 2}
 UNCHANGED = 3
 #: The reasons by their words; the program takes their numbers.
-REASONS = {"list": 0, "widest": 1, "in_place": 2, "first_input": 3, "worker": 13, "parts": 20}
+REASONS = {word: number for number, word in enumerate(_core.reasons)}
 
 
 @dataclass
@@ -203,8 +205,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Compiled with nothing but the sources of that room to include."""
     made = str(tmp_path_factory.mktemp("decisions") / "decisions")
     compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-Wall", "-Wextra", "-Werror"]
-    sources = [str(Path(__file__).with_name("decisions.cpp")), str(SOURCES / "rules" / "decision.cpp")]
-    subprocess.run([*compiler, "-I", str(SOURCES), *sources, "-o", made], check=True)
+    source = Path(__file__).with_name("decisions.cpp")
+    subprocess.run([*compiler, "-I", SOURCES, source, "-o", made], check=True)
     return made
 
 

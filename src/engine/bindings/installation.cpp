@@ -43,8 +43,8 @@ py::list counts() {
   py::list rows;
   for (const Row& row : found) {
     rows.append(py::make_tuple(text_of_bytes(row.operation), text_of_bytes(row.representation),
-                               rules::name(row.decision.precision), rules::word(row.decision.reason), row.count.calls,
-                               row.count.casts, row.count.bytes, row.count.small));
+                               rules::name(row.decision.precision), rules::row_of(row.decision.reason).word,
+                               row.count.calls, row.count.casts, row.count.bytes, row.count.small));
   }
   return rows;
 }
