@@ -76,8 +76,6 @@ bench: $(VENV)/.built
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/guard.py
-	$(BIN)/python benchmarks/optimizers.py
-	$(BIN)/python benchmarks/gaudi_optimizers.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/forked.py
 	$(BIN)/python benchmarks/models.py --write
@@ -116,11 +114,11 @@ fuzz: $(VENV)/.built $(VENV)/.fuzzers
 
 # The kernels for another processor: cross-compiled, and run by an emulator with and without the bfloat16 instructions.
 AARCH64 := aarch64-linux-gnu-g++ -std=c++20 -O3 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion \
-  -Werror -ffp-contract=off -fno-math-errno -Isrc -DHABANA_MP_NEON_BF16
+  -Werror -Isrc -DHABANA_MP_NEON_BF16
 aarch64: $(VENV)/.aarch64
 	mkdir -p build/aarch64
 	$(AARCH64) -march=armv8.2-a+bf16 -c src/kernels/cast_neon_bf16.cpp -o build/aarch64/cast_neon_bf16.o
-	$(AARCH64) -static -pthread $(addprefix src/kernels/,cast_neon.cpp cast_scalar.cpp dispatch.cpp job.cpp step.cpp step_scalar.cpp threads.cpp) \
+	$(AARCH64) -static -pthread $(addprefix src/kernels/,cast_neon.cpp cast_scalar.cpp dispatch.cpp job.cpp threads.cpp) \
 	  tests/aarch64/kernels_check.cpp build/aarch64/cast_neon_bf16.o -o build/aarch64/kernels_check
 	qemu-aarch64-static -cpu cortex-a57 build/aarch64/kernels_check 2003
 	qemu-aarch64-static -cpu max build/aarch64/kernels_check

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import habana_mp
-from habana_mp import hmp, optim
+from habana_mp import hmp
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
@@ -677,21 +677,6 @@ def compare_weights(table: Table, device: torch.device, dtype: torch.dtype, step
         )
 
 
-def compare_optimizers(table: Table, device: torch.device) -> None:
-    """Compares the steps of the package's optimizers with those of torch's."""
-    for name in ("AdamW", "SGD"):
-        results = []
-        for module in (torch.optim, optim):
-            weight = nn.Parameter(normal(32, 32).to(device))
-            optimizer = getattr(module, name)([weight], lr=0.1, **({"fused": True} if device.type == "cpu" else {}))
-            for i in range(3):
-                weight.grad = normal(32, 32, seed=i).to(device)
-                optimizer.step()
-            results.append(weight.detach())
-        far = error_of(results[1].cpu(), results[0].cpu())
-        table.check("optimizers", f"optim.{name}", f"as torch.optim.{name}", f"off by {far:.1e}", holds=far < 1e-6)
-
-
 def compare_compiled(table: Table, device: torch.device, dtype: torch.dtype) -> None:
     part = f"compiled, {NAMES[dtype]}"
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to(device)
@@ -876,7 +861,6 @@ def main() -> int:
         if not options.short:
             run("compiled", compare_compiled, dtype)
     run("training", compare_training, dtypes, steps)
-    run("training", compare_optimizers)
     run("times", time_all, dtypes, short=options.short)
     table.show([
         f"## {name_of(device)} ({device})",

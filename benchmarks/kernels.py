@@ -1,6 +1,6 @@
 """Compares casts into given memory with torch's `copy_`, `astype` of ml_dtypes and NumPy, and the memory's own speed.
 
-    python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic|bypass] [--threads N]
+    python benchmarks/kernels.py [--quick] [--only one|many|strided|bypass] [--threads N]
 
 All contenders cast the same arrays in turn, round after round. A ratio is the time of the other contender divided by
 the time of the package in the same round, and the result is the median of all rounds. Above 1 the package is faster.
@@ -204,17 +204,6 @@ def strided_arrays(numbers: list[int], rounds: int) -> None:
                 row(name, threads, ours, total, compare(ours, others, threads, rounds))
 
 
-def stochastic(powers: range, numbers: list[int], rounds: int) -> None:
-    heading("float32 to bfloat16, stochastic", ["x nearest"])
-    for power in powers:
-        array, out = random_array((2**power,), "float32"), np.zeros(2**power, NUMPY["bfloat16"])
-        for threads in numbers:
-            ours = Contender("ours", lambda: kernels.to_bfloat16(array, out, threads, seed=1))  # noqa: B023
-            nearest = Contender("nearest", lambda: kernels.to_bfloat16(array, out, threads))  # noqa: B023
-            cells = compare(ours, [nearest], threads, rounds)
-            row(f"2^{power} elements", threads, ours, array.nbytes + out.nbytes, cells)
-
-
 def past_the_caches(numbers: list[int], rounds: int) -> None:
     """Shows whether stores should bypass the caches: casts, warm and cold, and reads of the target afterwards."""
     evicting = np.ones(2**26, np.uint8)
@@ -258,7 +247,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--rounds", type=int, help="rounds for each figure (default 31, quick 11)")
     parser.add_argument("--threads", type=int, help="one number of threads alone (default 1 and 2)")
-    parser.add_argument("--only", choices=["one", "many", "strided", "stochastic", "bypass"], help="one part alone")
+    parser.add_argument("--only", choices=["one", "many", "strided", "bypass"], help="one part alone")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (11 if arguments.quick else 31)
     numbers = [arguments.threads] if arguments.threads else [1, 2]
@@ -275,8 +264,6 @@ def main() -> None:
             many_arrays(copy, numbers, rounds)
         if arguments.only in (None, "strided"):
             strided_arrays(numbers, rounds)
-        if arguments.only in (None, "stochastic"):
-            stochastic(powers, numbers, rounds)
         if arguments.only in (None, "bypass"):
             past_the_caches(numbers, rounds)
 

@@ -30,16 +30,6 @@ def kernels_cast_many_with(
 ) -> None:
     """For tests: obeys path, threads and stream literally."""
 
-def kernels_cast_stochastically(
-    array: NDArray[Any],
-    dtype: np.dtype[Any],
-    seed: int,
-    out: NDArray[Any] | None = None,
-    threads: int | None = None,
-    path: str | None = None,
-) -> NDArray[Any]:
-    """`path` is for tests."""
-
 def kernels_can_multiply() -> bool:
     """True if there are kernels for products with weights here."""
 
@@ -92,77 +82,6 @@ def _log_operation(representation: str, operation: str, precision: int, reason: 
 
 def _log_event(text: str) -> None:
     """For tests."""
-
-# ---- optim ----
-class StepPlan:
-    """A single step of the weights of an optimizer's group that the core can step. A weight whose memory changes before
-    it is left out."""
-
-    def __init__(
-        self,
-        *,
-        params: list[Any],
-        grads: list[Any],
-        states: list[list[Any]],
-        steps: list[Any],
-        lowers: list[Any],
-        writes_grads: bool,
-    ) -> None: ...
-    @property
-    def left_out(self) -> list[int]:
-        """The indices of the weights that it cannot step."""
-
-    @property
-    def changed(self) -> list[int]:
-        """After the step: the indices of those weights among them that it could have stepped before they changed."""
-
-    @property
-    def lowered(self) -> list[int]:
-        """The indices of the weights whose lower tensors will be written too."""
-
-    def adam(
-        self,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        maximize: bool,
-        corrects: bool,
-        grad_scale: float | None,
-    ) -> None: ...
-    def adagrad(self, *, lr: float, lr_decay: float, weight_decay: float, eps: float, maximize: bool) -> None: ...
-    def lamb(
-        self,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        grad_scale: float,
-        decoupled: bool,
-        corrects: bool,
-        averages_gradient: bool,
-        adapts: bool,
-    ) -> None: ...
-    def sgd(
-        self,
-        *,
-        lr: float,
-        momentum: float,
-        dampening: float,
-        weight_decay: float,
-        nesterov: bool,
-        maximize: bool,
-        grad_scale: float | None,
-        begins: list[bool],
-        lars_factor: float = ...,
-        lars_eps: float = ...,
-        lars: list[bool] = ...,
-    ) -> None: ...
 
 # ---- engine ----
 class Castable:
@@ -638,12 +557,6 @@ def weights_expect_changes(parameters: tuple[Any, ...]) -> None:
 
 def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:
     """Notes that these weights were written to. With `may_be_fresh`, some of their casts may be up to date."""
-
-def weights_casts_to_write(parameters: list[Any]) -> list[Any]:
-    """Returns for each weight the cached cast that an optimizer may write along with it, or None."""
-
-def weights_were_written(parameters: list[Any], casts: list[Any]) -> None:
-    """Notes that these casts hold their weights' new values."""
 
 def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
     """Sets what an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it,

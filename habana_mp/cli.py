@@ -34,7 +34,6 @@ _PARTS = ("lower", "fp32", "widest")
 
 #: Modules that are only imported when they are needed, and that declare assumptions.
 _WITH_ASSUMPTIONS = (
-    "habana_mp.optim",
     "habana_mp.patches.tools.main_module",
     "habana_mp.patches.tools.spawned_processes",
 )

@@ -58,9 +58,7 @@ def to_float16(array: Array, out: Array | None = None, threads: int | None = Non
     return _core.kernels_cast(array, _FLOAT16, out, threads)
 
 
-def to_bfloat16(
-    array: Array, out: Array | None = None, threads: int | None = None, *, seed: int | None = None
-) -> Array:
+def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = None) -> Array:
     """Casts an array to bfloat16: `ml_dtypes.bfloat16`, or its bits as uint16 if ml_dtypes is not installed.
 
     Args:
@@ -68,15 +66,10 @@ def to_bfloat16(
         out: The array for the result: bfloat16, or uint16 for its bits, of the same shape, of any strides. It must not
             overlap `array`.
         threads: The most threads to use; by default all of the machine's. Small arrays need only one.
-        seed: Rounds a float32 array stochastically, up or down. The nearer value is more likely, so that the mean is
-            preserved. The result depends only on the seed, an element's value and its position in the array: it is the
-            same on every machine and with any number of threads. From 0 to 2**64 - 1.
 
     Returns:
         `out`, or a new C-contiguous array.
     """
-    if seed is not None:
-        return _core.kernels_cast_stochastically(array, _BFLOAT16, seed, out, threads)
     return _core.kernels_cast(array, _BFLOAT16, out, threads)
 
 

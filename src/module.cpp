@@ -15,7 +15,6 @@ void register_log(py::module_& module);
 void register_engine(py::module_& module);
 void register_watch(py::module_& module);
 void register_weights(py::module_& module);
-void register_optim(py::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core_of_main_interpreter, module) {
@@ -36,7 +35,6 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   habana_mp::register_engine(module);
   habana_mp::register_watch(module);
   habana_mp::register_weights(module);
-  habana_mp::register_optim(module);
   py::list accelerators;
   for (const habana_mp::ModulePart& part : habana_mp::module_parts()) {
     part.add_to(module);

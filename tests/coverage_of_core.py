@@ -25,9 +25,7 @@ SOURCES = own_core.ROOT / "src"
 #: What a file needs of the processor, as `habana_mp._core.kernels_paths()` names it.
 NEEDS = {
     "kernels/cast_avx2.cpp": "avx2",
-    "kernels/step_avx2.cpp": "avx2",
     "kernels/cast_avx512.cpp": "avx512",
-    "kernels/step_avx512.cpp": "avx512",
     "kernels/avx512.hpp": "avx512",
     "kernels/product_dots.cpp": "avx512",
     "kernels/cast_avx512bf16.cpp": "avx512_bf16",

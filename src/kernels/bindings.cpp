@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "errors.hpp"
 #include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "kernels/dispatch.hpp"
@@ -277,64 +275,6 @@ py::array kernels_cast_with(const py::object& array, const py::object& dtype, co
   return cast_array(array, dtype, out, threads, cast, cast_many);
 }
 
-std::uint64_t checked_seed(const py::object& object) {
-  const auto refuse = [](const std::string& got) {
-    return py::value_error("`seed` must be from 0 to 2**64 - 1, got " + got);
-  };
-  if (PyIndex_Check(object.ptr()) == 0 || PyBool_Check(object.ptr())) {
-    throw py::type_error("`seed` must be an int or None, got " + type_name(object));
-  }
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
-  if (!index) {
-    throw py::error_already_set();
-  }
-  const unsigned long long seed = PyLong_AsUnsignedLongLong(index.ptr());
-  if (PyErr_Occurred() != nullptr) {
-    clear_error();
-    throw refuse(py::str(object));
-  }
-  return seed;
-}
-
-// Casts a copy if the array or `out` is not contiguous: an element's index is its position in the array's own order.
-py::array kernels_cast_stochastically(const py::object& object, const py::dtype& bfloat16, const py::object& seed_given,
-                                      const py::object& out_or_none, const py::object& threads_or_none,
-                                      const std::optional<std::string>& path) {
-  py::array array = checked_array(object, "array");
-  if (checked_float(array, "array") != Float::f32) {
-    throw py::type_error("`array` must be of float32 where a `seed` is given, got " + described(array));
-  }
-  const std::uint64_t seed = checked_seed(seed_given);
-  const unsigned threads = checked_threads(threads_or_none);
-  const auto fresh = [&] {
-    return py::array(bfloat16, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
-  };
-  py::array out = out_or_none.is_none() ? fresh() : checked_out(out_or_none, array, Float::bf16);
-  array = py::array::ensure(array, py::array::c_style);
-  if (!array) throw std::bad_alloc();  // everything else was checked before
-  const kernels::Table* table = path ? &checked_path(*path) : nullptr;
-  py::array target = is_contiguous(out) ? out : fresh();
-  check_still(array, "array", Float::f32);
-  check_still(out, "out", Float::bf16);
-  check_target(out, "out", array, "array");
-  check_target(target, "out", array, "array");
-  const auto count = static_cast<std::size_t>(array.size());
-  const void* source = array.data();
-  void* bytes = target.mutable_data();
-  Job copy = job_of(target, Float::bf16, out, Float::bf16);
-  released(count, [&] {
-    if (table != nullptr) {
-      kernels::cast_stochastically_with(*table, source, bytes, count, seed, threads);
-    } else {
-      kernels::cast_stochastically(source, bytes, count, seed, threads);
-    }
-    if (target.ptr() != out.ptr()) {
-      kernels::cast_many({&copy, 1}, threads);
-    }
-  });
-  return out;
-}
-
 py::list listed(const py::object& object, const std::string& name) {
   if (!py::isinstance<py::list>(object) && !py::isinstance<py::tuple>(object)) {
     throw py::type_error("`" + name + "` must be a list or a tuple of NumPy arrays, got " + type_name(object));
@@ -532,9 +472,6 @@ void register_kernels(py::module_& module) {
   module.def("kernels_cast_many_with", &kernels_cast_many_with, py::arg("sources"), py::arg("outs"), py::arg("threads"),
              py::arg("path"), py::arg("stream"),
              "Casts many arrays as told: in this instruction set, on that many threads, past the caches or not.");
-  module.def("kernels_cast_stochastically", &kernels_cast_stochastically, py::arg("array"), py::arg("dtype"),
-             py::arg("seed"), py::arg("out") = py::none(), py::arg("threads") = py::none(),
-             py::arg("path") = py::none(), "Casts float32 to bfloat16, rounding up or down, the likelier the nearer.");
   module.def("kernels_can_multiply", &kernels::can_multiply);
   module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"),
              py::arg("inner_first") = false);

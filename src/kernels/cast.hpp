@@ -23,12 +23,6 @@ void cast_many(std::span<Job> jobs, unsigned threads) noexcept;
 // (threads.hpp). The team is awake then, or will be woken anyway.
 void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept;
 
-// Casts `count` contiguous float32 elements to bfloat16 with stochastic rounding: up or down; the nearer value is more
-// likely. Values that bfloat16 can represent do not change. The bits depend only on `seed`, on the element's value and
-// on its index in the array. Otherwise like `cast`.
-void cast_stochastically(const void* source, void* target, std::size_t count, std::uint64_t seed,
-                         unsigned threads) noexcept;
-
 // Returns the name of the instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or
 // "neon_bf16". It is chosen once, from the processor and from the environment variable HABANA_MP_KERNELS, which forces
 // one.

@@ -3,7 +3,6 @@
 #include <immintrin.h>
 
 #include "kernels/bits.hpp"
-#include "kernels/stochastic.hpp"
 #include "kernels/streamed.hpp"
 #include "kernels/table.hpp"
 
@@ -127,8 +126,6 @@ const Table avx2_table = {
     {{nullptr, run<F32ToBf16>, run<F32ToF16>},
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
-    round_stochastically,
-    &avx2_steps,
     nullptr,
 };
 

@@ -1,5 +1,4 @@
 #include "kernels/avx512.hpp"
-#include "kernels/stochastic.hpp"
 
 namespace habana_mp::kernels {
 namespace {
@@ -28,8 +27,6 @@ constexpr Table table_with(const char* name, const ProductKernels* products) {
       {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
        {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
        {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
-      round_stochastically,
-      &avx512_steps,
       products,
   };
 }

@@ -1,5 +1,4 @@
 #include "kernels/neon.hpp"
-#include "kernels/stochastic.hpp"
 
 namespace habana_mp::kernels {
 namespace {
@@ -15,8 +14,6 @@ const Table neon_table = {
     {{nullptr, run<F32ToBf16, Integers>, run<F32ToF16, Integers>},
      {run<Bf16ToF32, Integers>, nullptr, run<Bf16ToF16, Integers>},
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
-    round_stochastically,
-    &scalar_steps,
     nullptr,
 };
 

@@ -1,5 +1,4 @@
 #include "kernels/neon.hpp"
-#include "kernels/stochastic.hpp"
 
 namespace habana_mp::kernels {
 namespace {
@@ -16,8 +15,6 @@ const Table neon_bf16_table = {
     {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
      {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
      {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
-    round_stochastically,
-    &scalar_steps,
     nullptr,
 };
 

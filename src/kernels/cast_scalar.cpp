@@ -1,6 +1,5 @@
 // Runs on every processor. The tests compare the other instruction sets with it.
 #include "kernels/bits.hpp"
-#include "kernels/stochastic.hpp"
 #include "kernels/table.hpp"
 
 namespace habana_mp::kernels {
@@ -18,8 +17,6 @@ const Table scalar_table = {
     {{nullptr, run<F32ToBf16>, run<F32ToF16>},
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
-    round_stochastically,
-    &scalar_steps,
     nullptr,
 };
 

@@ -74,7 +74,7 @@ class Choice {
     unsigned edx = 0;
     const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
     __builtin_cpu_init();
-    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    if (!f16c || !__builtin_cpu_supports("avx2")) {
       return;
     }
     add(avx2_table);
@@ -164,6 +164,14 @@ bool is_worth_threads(std::size_t count, bool beside_team = false) noexcept {
   return (beside_team && has_team()) || count >= threads_from_alone || now - before < burst_gap;
 }
 
+// True if stores that bypass the caches are worthwhile. They avoid reading the memory that they overwrite, but leave
+// nothing in the caches for the code that reads the target next. Measured, with that read included: on one thread they
+// win once twice the source plus the target fill the last-level cache. Several threads get no more memory bandwidth for
+// such stores than one thread, but more cache bandwidth. There they win only once the two arrays alone fill that cache.
+bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept {
+  return source_bytes * (threads > 1 ? 1 : 2) + target_bytes >= choice().last_level_cache();
+}
+
 struct Contiguous {
   Kernel kernel;
   const unsigned char* source;
@@ -182,19 +190,6 @@ void run(const void* context, std::size_t begin, std::size_t end) noexcept {
   } else {
     std::memcpy(target, source, (end - begin) * job.source_size);
   }
-}
-
-struct Stochastic {
-  StochasticKernel kernel;
-  const unsigned char* source;
-  unsigned char* target;
-  std::uint64_t seed;
-};
-
-void run_stochastic(const void* context, std::size_t begin, std::size_t end) noexcept {
-  const Stochastic& job = *static_cast<const Stochastic*>(context);
-  job.kernel(job.source + begin * size_of(Float::f32), job.target + begin * size_of(Float::bf16), end - begin, job.seed,
-             begin);
 }
 
 struct Batch {
@@ -231,10 +226,6 @@ void choose_and_cast_many(std::span<Job> jobs, unsigned threads, bool beside_tea
 }
 
 }  // namespace
-
-bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept {
-  return source_bytes * (threads > 1 ? 1 : 2) + target_bytes >= choice().last_level_cache();
-}
 
 const Table& chosen() noexcept { return choice().table(); }
 
@@ -304,27 +295,6 @@ void cast_many(std::span<Job> jobs, unsigned threads) noexcept { choose_and_cast
 
 void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept {
   choose_and_cast_many(jobs, threads, true);
-}
-
-void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,
-                              std::uint64_t seed, unsigned threads) noexcept {
-  const Stochastic job{
-      .kernel = table.stochastic,
-      .source = static_cast<const unsigned char*>(source),
-      .target = static_cast<unsigned char*>(target),
-      .seed = seed,
-  };
-  if (threads > 1) {
-    parallel_for(count, piece, threads, run_stochastic, &job);
-  } else {
-    run_stochastic(&job, 0, count);
-  }
-}
-
-void cast_stochastically(const void* source, void* target, std::size_t count, std::uint64_t seed,
-                         unsigned threads) noexcept {
-  cast_stochastically_with(choice().table(), source, target, count, seed,
-                           threads > 1 && is_worth_threads(count) ? threads : 1);
 }
 
 const char* path() noexcept { return choice().table().name; }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,12 +18,6 @@ std::span<const Table* const> supported() noexcept;
 // The instruction set in use.
 const Table& chosen() noexcept;
 
-// True if stores that bypass the caches are worthwhile. They avoid reading the memory that they overwrite, but leave
-// nothing in the caches for the code that reads the target next. Measured, with that read included: on one thread they
-// win once twice the source plus the target fill the last-level cache. Several threads get no more memory bandwidth for
-// such stores than one thread, but more cache bandwidth. There they win only once the two arrays alone fill that cache.
-bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept;
-
 // Returns null if there is no instruction set of this name, or if this processor cannot run it.
 const Table* find(std::string_view name) noexcept;
 
@@ -37,7 +30,5 @@ std::optional<std::string> complaint();
 void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
                unsigned threads, bool stream) noexcept;
 void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept;
-void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,
-                              std::uint64_t seed, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

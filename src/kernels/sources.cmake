@@ -10,15 +10,8 @@ target_sources(_core PRIVATE
   "${_kernels}/job.cpp"
   "${_kernels}/magnitude.cpp"
   "${_kernels}/product.cpp"
-  "${_kernels}/step.cpp"
-  "${_kernels}/step_scalar.cpp"
   "${_kernels}/threads.cpp"
 )
-
-# A product and a sum are fused only where the code says so: all instruction sets give the same bits. Square roots do
-# not set errno.
-set(_step -ffp-contract=off -fno-math-errno)
-set_source_files_properties("${_kernels}/step_scalar.cpp" PROPERTIES COMPILE_OPTIONS "${_step}")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   target_sources(_core PRIVATE
@@ -28,8 +21,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/product_as_tiles.cpp"
     "${_kernels}/product_avx512bf16.cpp"
     "${_kernels}/product_dots.cpp"
-    "${_kernels}/step_avx2.cpp"
-    "${_kernels}/step_avx512.cpp"
     "${_kernels}/streamed.cpp"
   )
   set(_avx512 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
@@ -47,8 +38,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     set_source_files_properties("${_kernels}/product_amx.cpp"
       PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16;-mamx-tile;-mamx-bf16")
   endif()
-  set_source_files_properties("${_kernels}/step_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;${_step}")
-  set_source_files_properties("${_kernels}/step_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512};${_step}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   target_sources(_core PRIVATE "${_kernels}/cast_neon.cpp")
   include(CheckCXXCompilerFlag)

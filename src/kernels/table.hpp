@@ -3,10 +3,8 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "kernels/product_table.hpp"
-#include "kernels/step_table.hpp"
 
 namespace habana_mp::kernels {
 
@@ -14,16 +12,9 @@ namespace habana_mp::kernels {
 // Neither pointer needs any alignment, not even that of an element.
 using Kernel = void (*)(const void* source, void* target, std::size_t count, bool stream) noexcept;
 
-// Rounds `count` float32 values to bfloat16 stochastically. They are the elements of an array from index `first` on,
-// which must be a multiple of 256. Every instruction set gives the same bits.
-using StochasticKernel = void (*)(const void* source, void* target, std::size_t count, std::uint64_t seed,
-                                  std::uint64_t first) noexcept;
-
 struct Table {
   const char* name;
-  Kernel convert[3][3];  // [from][to], in the order of Float; null on the diagonal: a copy needs no kernel
-  StochasticKernel stochastic;
-  const StepKernels* steps;
+  Kernel convert[3][3];            // [from][to], in the order of Float; null on the diagonal: a copy needs no kernel
   const ProductKernels* products;  // null if the instruction set has none
 };
 

@@ -95,19 +95,6 @@ void register_weights(py::module_& module) {
   module.def("weights_renew", [](const py::tuple& parameters, bool may_be_fresh) {
     weights::renew(PySequence_Fast_ITEMS(parameters.ptr()), PyTuple_GET_SIZE(parameters.ptr()), may_be_fresh);
   });
-  module.def("weights_casts_to_write", [](const py::list& parameters) {
-    py::list casts;
-    for (const auto& parameter : parameters) {
-      PyObject* cast = weights::cast_to_write(parameter.ptr());
-      casts.append(cast == nullptr ? py::none() : py::reinterpret_borrow<py::object>(cast));
-    }
-    return casts;
-  });
-  module.def("weights_were_written", [](const py::list& parameters, const py::list& casts) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      weights::was_written(py::object(parameters[i]).ptr(), py::object(casts[i]).ptr());
-    }
-  });
   module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_cached_memory(tensor.ptr()); });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_statistics", &statistics);

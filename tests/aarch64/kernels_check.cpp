@@ -146,15 +146,6 @@ void check_strides(const Table& table) {
   }
 }
 
-void check_stochastic(const Table& table) {
-  const Bytes in = sample(Float::f32, 10'007);
-  Bytes ours(in.size() / 2);
-  Bytes expected(in.size() / 2);
-  cast_stochastically_with(table, in.data(), ours.data(), 10'007, 42, 2);
-  cast_stochastically_with(*supported().front(), in.data(), expected.data(), 10'007, 42, 1);
-  compare(std::string(table.name) + ", stochastic", ours, expected, Float::bf16);
-}
-
 // As a program has it that flushes denormals, or rounds another way.
 void set_unusual_mode() {
 #if defined(__aarch64__)
@@ -175,7 +166,6 @@ int main(int count, char** arguments) {
       check_values(*table, unusual ? every * 101 : every);
       check_lengths(*table);
       check_strides(*table);
-      check_stochastic(*table);
       std::printf("%s%s: checked\n", table->name, unusual ? ", flushing denormals and rounding up" : "");
     }
   }

@@ -120,3 +120,8 @@ def test_a_notebook_shows_a_table_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert returned._repr_html_() == html  # asked for a second time
     hmp.report(file=io.StringIO())
     assert len(notebook.shown) == 1
+
+
+def test_the_optimizers_that_were_here_say_what_to_use() -> None:
+    with pytest.raises(ImportError, match=r"use `torch\.optim` .* with `fused=True`"):
+        from habana_mp import optim  # noqa: F401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,77 @@ NAMES = [
 def test_it_equals_its_formula(name: str, how: str) -> None:
     code = f"import runpy, sys; sys.argv[1:] = {[name, how]}; runpy.run_path({str(REFERENCES)!r}, run_name='__main__')"
     gaudi(code)
+
+
+STEPS = """
+from habana_frameworks.torch.hpex.optimizers import FusedAdamW, FusedLamb, FusedLars
+
+
+def stepped(make, layout=lambda tensor: tensor):
+    \"\"\"Returns two weights after three steps. The first one has this layout, and its gradients do not.\"\"\"
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(layout(torch.randn(64, 48, generator=generator))), torch.nn.Parameter(torch.zeros(3))]
+    optimizer = make(params)
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        optimizer.step()
+    return params
+"""
+
+
+def test_adamw_steps_weights_of_any_strides_alike_and_lets_a_late_backward_raise() -> None:
+    code = """
+        def apart(tensor):
+            \"\"\"Its elements lie two apart.\"\"\"
+            return torch.stack([tensor, tensor], -1)[..., 0]
+
+        make = lambda params: FusedAdamW(params, lr=0.01, weight_decay=0.1)
+        for layout in (apart, lambda tensor: tensor.t().contiguous().t()):
+            for one, other in zip(stepped(make), stepped(make, layout)):
+                torch.testing.assert_close(one, other)
+        weight = torch.nn.Parameter(torch.ones(3))
+        x = torch.ones(3, requires_grad=True)
+        result = (weight * x).sum()
+        weight.grad = torch.ones(3)
+        make([weight]).step()
+        try:
+            result.backward()
+        except RuntimeError as error:
+            print("modified by an inplace operation" in str(error))
+        """
+    assert gaudi(STEPS + textwrap.dedent(code)) == ["True"]
+
+
+def test_averages_in_bfloat16_move_weights_as_those_in_float32_do() -> None:
+    code = """
+        for dtype in (torch.float32, torch.bfloat16):
+            param = torch.nn.Parameter(torch.ones(40))
+            optimizer = FusedLamb([param], lr=0.01, dtype=dtype)
+            for _ in range(10):
+                param.grad = torch.linspace(-1, 1, 40)
+                optimizer.step()
+            assert optimizer.state[param]["exp_avg"].dtype is dtype
+            print(round(float(param.std()), 2))
+        """
+    one, other = gaudi(STEPS + textwrap.dedent(code))
+    assert one == other != "0.0"
+
+
+def test_a_scaler_unscales_gradients_before_lars_asks_for_their_norms() -> None:
+    code = """
+        results = []
+        for scale in (None, 1024.0):
+            param = torch.nn.Parameter(torch.ones(8))
+            optimizer = FusedLars(torch.optim.SGD([param], lr=1.0, weight_decay=0.1, fused=True), [1], eps=0.5)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+            for _ in range(3):
+                optimizer.zero_grad()
+                scaler.scale((param * torch.arange(8)).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            results.append(param.detach())
+        torch.testing.assert_close(*results)
+        print(float(results[0][7]) < 1)
+        """
+    assert gaudi(STEPS + textwrap.dedent(code)) == ["True"]

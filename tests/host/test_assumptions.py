@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from habana_mp import cli, hmp, optim
+from habana_mp import cli, hmp
 from habana_mp.common import ledger
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools.named_functions import functions_of
@@ -25,7 +25,6 @@ from habana_mp.patches.torch.exchanged_functions import EXCHANGES
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-assert optim.__all__  # what it takes for granted is declared too
 OTHERWISE = {name: otherwise for name, _, _, otherwise, _ in ledger.rows()}
 REFUSED = [name for name, otherwise in OTHERWISE.items() if otherwise == "convert refuses"]
 GO_ON = [name for name in OTHERWISE if name not in REFUSED]
@@ -35,9 +34,7 @@ GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
-    "torch.foreach",
     "torch.linear-builtin",
-    "torch.optimizer-insides",
     "torch.pytree",
 }
 
@@ -60,7 +57,6 @@ NOT_ASKED_BY_TRAINING = {
 
 TRAINING = """
 import hashlib, torch
-import habana_mp.optim
 from habana_mp import hmp
 def trained(make=torch.optim.SGD, **options):
     torch.manual_seed(0)
@@ -201,7 +197,6 @@ def test_what_was_in_force_stays_where_the_next_convert_is_refused() -> None:
 def test_these_are_asked_when_the_package_is_imported_and_its_patches_are_made() -> None:
     asked = printed(
         """
-        import habana_mp.optim
         from habana_mp.common import ledger
         from habana_mp.patches.all import all_patches
         all_patches()
@@ -249,33 +244,6 @@ def test_no_casts_of_weights_are_kept_without(name: str) -> None:
             torch.nn.functional.linear(x, weight)
         weights = hmp.report(show=False).weights
     assert (weights.hits, weights.weights) == (0, 0)
-
-
-def test_steps_of_our_optimizers_are_torchs_own_without_their_insides() -> None:
-    code = """
-        print(digest(trained(torch.optim.AdamW)), digest(trained(habana_mp.optim.AdamW)))
-        print(habana_mp.optim.AdamW.step is torch.optim.AdamW.step)
-        """
-    code = TRAINING + textwrap.dedent(code)
-    (digests, is_torchs) = printed(code, "torch.optimizer-insides")
-    assert len(set(digests.split())) == 1
-    assert is_torchs == "True"
-
-
-def test_tensors_are_worked_on_one_after_the_other_without_foreach() -> None:
-    code = """
-        import torch
-        from habana_mp.patches.torch.optimizers import foreach, total_norm
-        tensors, others = [torch.arange(3.0), torch.ones(2)], [torch.ones(3), torch.full((2,), 4.0)]
-        foreach.div_(tensors, torch.tensor(2.0))
-        foreach.addcdiv_(tensors, others, others, value=-1.0)
-        foreach.mul_(tensors, [torch.tensor(2.0), torch.tensor(3.0)])
-        foreach.mul_(tensors, [0.5, 3.0])
-        foreach.lerp_(others, tensors, 0.25)
-        sums = foreach.add(tensors, others, alpha=2.0)
-        print([one.tolist() for one in (*tensors, *others, *sums, *foreach.sqrt(others[1:]))], float(total_norm(sums)))
-        """
-    assert printed(code, "torch.foreach") == printed(code)
 
 
 def test_open_regions_of_autocast_are_seen_without_torchs_private_answer() -> None:

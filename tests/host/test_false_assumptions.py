@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-import habana_mp.optim
 from habana_mp import _core, cli, hmp
 from habana_mp.common import ledger
 
-assert habana_mp.optim.__all__  # what these assume is in the ledger too
 assert cli.main
 #: Those that `habana-mp run` alone makes, and asks for at once.
 OF_RUN = {"cpython.run-module-as-main", "cpython.spawn-preparation", "cpython.after-fork"}
@@ -49,7 +47,6 @@ FALSE = {
     "cpython.spawned-process": "multiprocessing.spawn._main = lambda *_: None",
     "torch.checkpoint": "torch.utils.checkpoint._checkpoint_impl = torch.utils.checkpoint.checkpoint = len",
     "torch.parallel-apply": "torch.nn.parallel.parallel_apply = len",
-    "torch.optimizer-insides": "torch.optim.AdamW._init_group = len",
     "torch.methods-that-replace-buffers": "del torch.nn.Module.__setstate__",
     "torch.functions-that-set-memory": "del torch.nn.utils.parametrize._maybe_set",
     "torch.methods-that-copy-modules": "del torch.fx.GraphModule.__copy__",
@@ -91,8 +88,6 @@ NOT_HERE = {
     "torch.dlpack-table-is-writable": "tests/host/test_protected_memory.py makes it false",
     "cpython.raise-instruction": "it is CPython's bytecode; another interpreter would be needed",
     "torch.device-types": "torch's own modules import it by name",
-    "torch.foreach": "torch itself calls these functions by name",
-    "torch.step-hooks-of-one-optimizer": "the steps of torch need the attribute",
     "torch.wrapped-steps": "the constructor of torch.optim.Optimizer needs it",
     "glibc.mallopt": "another C library would be needed",
     "openmp.threads": "another OpenMP runtime would be needed",
@@ -166,7 +161,6 @@ def trained(name, statement, options):
     matrix = torch.ones(2, 2)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     exec(statement, globals())
-    import habana_mp.optim
     from habana_mp import _core, hmp
     outcome = {"error": ""}
     try:

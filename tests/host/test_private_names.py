@@ -124,7 +124,7 @@ def test_torch_objects_and_mangled_names_stand_in_src_host_only() -> None:
 
 
 #: The folders of the core from the ground up. Each includes only those before it, and files of ``src/`` itself.
-LAYERS = ("rules", "kernels", "host", "tensor", "optim", "weights", "log", "watch", "engine", "accel")
+LAYERS = ("rules", "kernels", "host", "tensor", "weights", "log", "watch", "engine", "accel")
 
 
 def includes_that_run_up(sources: Path) -> Iterator[str]:

@@ -9,7 +9,6 @@ import pytest
 
 from habana_mp import kernels
 from helpers.arrays import BITS, DTYPES, FACES, PATHS, assert_same_bits, every_cast, run_python, torch_bits
-from helpers.processes import run_script
 
 pytestmark = pytest.mark.processor
 
@@ -188,23 +187,6 @@ def test_an_out_beside_the_array_in_the_same_memory_is_no_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "seed", "error", "message"),
-    [
-        (F32, -1, ValueError, r"`seed` must be from 0 to 2\*\*64 - 1, got -1"),
-        (F32, 2**64, ValueError, r"`seed` must be from 0 to 2\*\*64 - 1, got 18446744073709551616"),
-        (F32, 1.5, TypeError, "`seed` must be an int or None, got float"),
-        (F32, True, TypeError, "`seed` must be an int or None, got bool"),
-        (F32.astype(np.float16), 1, TypeError, "`array` must be of float32 where a `seed` is given, got .* float16"),
-    ],
-)
-def test_what_cannot_be_rounded_stochastically_is_an_error(
-    array: Any, seed: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        kernels.to_bfloat16(array, seed=seed)
-
-
-@pytest.mark.parametrize(
     ("sources", "outs", "error", "message"),
     [
         (F32, [F32], TypeError, "`sources` must be a list or a tuple of NumPy arrays, got ndarray"),
@@ -260,19 +242,3 @@ def test_an_out_among_many_that_overlaps_any_other_array_is_an_error() -> None:
 def test_an_impossible_number_of_threads_is_an_error(threads: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         kernels.to_float16(F32, threads=threads)
-
-
-def test_an_end_of_memory_is_called_so() -> None:
-    done = run_script("""
-import resource, numpy
-from habana_mp import kernels
-uneven = numpy.empty(2**26, numpy.float32)[::2]  # wants a copy
-out = numpy.empty(2**25, numpy.uint16)
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
-try:
-    kernels.to_bfloat16(uneven, out=out, seed=1)
-except MemoryError:
-    print("MemoryError")
-""")
-    assert done.stdout.strip() == "MemoryError", done.stderr

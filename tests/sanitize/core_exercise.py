@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from exercise_calls import the_arguments, the_assignment, the_errors, the_functions, the_second_try
-from exercise_casts import the_buffers, the_casts, the_kernels, the_optimizers, the_weights
+from exercise_casts import the_buffers, the_casts, the_kernels, the_weights
 from exercise_common import converted, raises
 
 from habana_mp import _core, hmp, kernels
@@ -207,7 +207,6 @@ def the_regions() -> None:
 
 PARTS: list[Callable[[], None]] = [
     the_kernels,
-    the_optimizers,
     the_weights,
     the_casts,
     the_buffers,

@@ -1,4 +1,4 @@
-"""The kernels, the optimizers, kept weights, casts and buffers, each driven once."""
+"""The kernels, kept weights, casts and buffers, each driven once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from exercise_common import SMALL, converted, lists, raises
 
-from habana_mp import _core, kernels, optim
-from habana_mp.patches.torch import kernel_steps
+from habana_mp import _core, kernels
 
 
 def the_kernels() -> None:
@@ -58,13 +57,9 @@ def the_kernels() -> None:
         outs[-1] = np.empty(everything[-1].shape[::-1], dtype)[::-1].T
         for threads, stream in ((1, False), (3, True)):
             _core.kernels_cast_many_with(everything, outs, threads, path, stream)
-        for threads in (1, 3):
-            _core.kernels_cast_stochastically(values, kernels._BFLOAT16, 7, None, threads, path)
     kernels.cast_many(everything, outs)
     with raises(ValueError):
         kernels.cast_many([grid, grid], [outs[0], outs[0]])
-    with raises(TypeError):
-        kernels.to_bfloat16(grid, seed="1")  # type: ignore[arg-type]
     with raises(ValueError):
         kernels.to_float32(grid, out=grid)
     with raises(ValueError):
@@ -82,61 +77,6 @@ def the_kernels() -> None:
         job.start()
     for job in jobs:
         job.join()
-
-
-def the_optimizers() -> None:
-    """Steps of weights that fit and of some that do not, with copies in lower precision."""
-    shapes = [(), (0,), (3,), (70, 90), (1 << (10 if SMALL else 18),)]
-    lowers = (torch.bfloat16, torch.float16, None)
-    targets = kernel_steps.casts_to_write
-    kept: dict[Any, Any] = {}
-    for kind, options in (
-        (optim.AdamW, {"amsgrad": True}),
-        (optim.Adam, {"weight_decay": 0.1, "maximize": True, "fused": True}),
-        (optim.SGD, {"momentum": 0.9, "nesterov": True}),
-        (optim.SGD, {"weight_decay": 0.1, "fused": True}),
-        (optim.Adagrad, {"weight_decay": 0.1, "fused": True}),
-    ):
-        params: list[Any] = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-        params += [torch.nn.Parameter(torch.randn(5, 7).t()), torch.nn.Parameter(torch.randn(3).bfloat16())]
-        params += [torch.nn.Parameter(torch.randn(9)[::2])]
-        if not options.get("fused"):  # torch refuses it
-            params += [torch.nn.Parameter(torch._neg_view(torch.randn(3)))]
-        for param, dtype in zip(params, lowers * 4, strict=False):
-            kept[param] = None if dtype is None else torch.empty_like(param, dtype=dtype)
-        kernel_steps.casts_to_write = lambda some: [kept[param] for param in some]
-        optimizer = kind(params, lr=0.1, **options)
-        for step in range(4):
-            for param in params:
-                param.grad = torch.randn_like(param)
-            if step == 1:
-                params[3].grad = torch.randn(90, 70).t()
-            elif step == 2:
-                params[2].grad = params[2].detach()
-            elif step == 3 and options.get("fused"):
-                optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
-            optimizer.step()
-    kernel_steps.casts_to_write = targets
-    columns = [[torch.randn(shape) for shape in shapes] for _ in range(4)]
-    params, grads, averages, squares = columns
-    steps = [torch.zeros(()) for _ in shapes]
-    betas = {"beta1": 0.9, "beta2": 0.99}
-    kernel_steps.Stepping(params, grads, [averages, [one.abs() for one in squares]], steps).run(
-        "lamb", lr=0.1, eps=1e-6, weight_decay=0.1, grad_scale=0.5, decoupled=True, corrects=True,
-        averages_gradient=True, adapts=True, **betas,
-    )  # fmt: skip
-    kernel_steps.Stepping(params, grads, [averages]).run(
-        "sgd", lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.1, nesterov=False, maximize=False, grad_scale=None,
-        begins=[True] * 5, lars=[True, False, True, True, True], lars_factor=0.01, lars_eps=0.0,
-    )  # fmt: skip
-    with raises(ValueError):
-        _core.StepPlan(params=params, grads=[], states=[], steps=[], lowers=[], writes_grads=False)
-    with raises(TypeError):
-        _core.StepPlan(params=1, grads=[], states=[], steps=[], lowers=[], writes_grads=False)  # type: ignore[arg-type]
-    plan = _core.StepPlan(params=[1], grads=[None], states=[[None]], steps=["x"], lowers=[2], writes_grads=True)
-    assert plan.left_out == [0]
-    plan = _core.StepPlan(params=[], grads=[], states=[], steps=[], lowers=[], writes_grads=False)
-    plan.sgd(lr=1, momentum=0, dampening=0, weight_decay=0, nesterov=False, maximize=False, grad_scale=None, begins=[])
 
 
 def the_weights() -> None:
@@ -193,7 +133,7 @@ def the_weights() -> None:
                     with contextlib.suppress(RuntimeError):  # where the version tells
                         loss.backward()
                     layer = torch.nn.Linear(size, size)
-                optimizer = optim.AdamW([*layer.parameters(), *convolution.parameters()])
+                optimizer = torch.optim.AdamW([*layer.parameters(), *convolution.parameters()])
                 for _ in range(3):
                     layer(x).float().sum().backward()
                     convolution(image).float().sum().backward()
@@ -220,8 +160,6 @@ def the_weights() -> None:
         with raises(TypeError):
             _core.weights_renew(1, False)  # type: ignore[arg-type]
         _core.weights_renew((1, None, layer, layer.weight), True)
-        _core.weights_were_written([1, layer.weight], [None, x])
-        assert _core.weights_casts_to_write([1, None, "x"]) == [None] * 3
         _core.weights_forget(layer)
         _core.weights_forget(layer.weight)
 

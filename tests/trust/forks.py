@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from habana_mp import hmp, optim
+from habana_mp import hmp
 
 #: A child that takes longer waits for something that will never come.
 SECONDS = 30
@@ -50,7 +50,7 @@ class Model:
     def __init__(self, size: int = 64) -> None:
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(size, size)
-        self.optimizer = optim.AdamW(self.layer.parameters(), lr=0.01)
+        self.optimizer = torch.optim.AdamW(self.layer.parameters(), lr=0.01)
         self.inputs = torch.randn(8, size)
 
     def train(self) -> torch.Tensor:
@@ -141,7 +141,7 @@ def beside_threads(rounds: int) -> None:
 
     def steps() -> None:
         weight = torch.nn.Parameter(torch.ones(1 << 19))
-        optimizer = optim.SGD([weight], lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
         weight.grad = torch.ones_like(weight)
         while not stop.is_set():
             optimizer.step()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from habana_mp import _core, hmp, kernels, optim
+from habana_mp import _core, hmp, kernels
 
 Tensors = dict[str, torch.Tensor]
 
@@ -187,24 +187,9 @@ def packing() -> tuple[Callable[[], Any], Tensors]:
     return lambda: layer(x), {"weight": layer.weight, "x": x}
 
 
-def step() -> tuple[Callable[[], Any], Tensors]:
-    weight, other = torch.nn.Parameter(torch.ones(64, 32)), torch.nn.Parameter(torch.ones(8).bfloat16())
-    optimizer = optim.AdamW([other, weight], lr=0.1)
-    for _ in range(2):
-        weight.grad, other.grad = torch.ones_like(weight), torch.ones_like(other)
-        optimizer.step()
-
-    def call() -> Any:
-        optimizer.step()
-        return weight.detach().clone()
-
-    assert weight.grad is not None
-    return call, {"weight": weight, "grad": weight.grad, "average": optimizer.state[weight]["exp_avg"]}
-
-
 def training_step() -> tuple[Callable[[], Any], Tensors]:
     x, layer = torch.ones(4, 64), torch.nn.Linear(64, 64)
-    optimizer = optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
 
     def call() -> Any:
         layer(x).float().sum().backward()
@@ -248,13 +233,12 @@ SCENARIOS = {
     "kept_weight": Scenario(kept_weight),
     "packed_weight": Scenario(packed_weight),
     "packing": Scenario(packing),
-    "step": Scenario(step, options=None),
     "training_step": Scenario(training_step),
     "guarded": Scenario(division, options={"guard": 1.0}),
     "observed": Scenario(observed, reads_once=True),
     "under_rules": Scenario(training_step, options={"rules": {"linear @ **": "fp32", "sum": "lower"}}),
 }
-NO_GRAD = SCENARIOS.keys() - {"step", "training_step", "under_rules"}
+NO_GRAD = SCENARIOS.keys() - {"training_step", "under_rules"}
 
 
 def outcome(call: Callable[[], Any]) -> Any:

@@ -29,14 +29,12 @@ import torch
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp import optim as hmp_optim
 
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
 W = torch.linspace(-1, 1, 64).reshape(8, 8)
 MODEL = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8))
 TRAINED = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
 OPTIMIZER = torch.optim.AdamW(TRAINED.parameters(), lr=1e-3)
-MINE = hmp_optim.AdamW(TRAINED.parameters(), lr=1e-3)
 WRAPPED = hmp.op_wrap(lambda x: x @ x, to="bf16")
 LOGGER = logging.Logger("references", logging.INFO)
 LOGGER.addHandler(logging.NullHandler())
@@ -94,13 +92,6 @@ def training() -> None:
     OPTIMIZER.zero_grad()
     TRAINED(X).square().mean().backward()
     OPTIMIZER.step()
-
-
-@entry()
-def steps_by_the_core() -> None:
-    MINE.zero_grad()
-    TRAINED(X).square().mean().backward()
-    MINE.step()
 
 
 @entry()

@@ -5,7 +5,6 @@ torch iterates over its dictionaries of hooks, which raises if a hook is added o
 
 from __future__ import annotations
 
-import inspect
 import time
 import types
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch.optim import Optimizer, optimizer
 from torch.utils.hooks import RemovableHandle
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, holds, require
+from habana_mp.common.ledger import Assumption, require
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch.dynamo import HooksOutsideOfGraphs
 
@@ -26,13 +25,6 @@ _HOOKS = Assumption(
     "`_global_optimizer_post_hooks`",
     check="both are dictionaries, and the code of the wrapper that `profile_hook_step` makes has such a variable",
     otherwise="convert refuses",
-)
-
-_HOOKS_OF_ONE = Assumption(
-    "torch.step-hooks-of-one-optimizer",
-    assumed="an optimizer has the hooks after its own steps as `_optimizer_step_post_hooks`",
-    check="torch's constructor names that",
-    otherwise="after a step of habana_mp.optim all kept casts of its weights are made again, which takes longer",
 )
 
 #: The longest wait for running hooks to end. One that takes longer may itself be waiting for this thread.
@@ -56,21 +48,6 @@ def _hooks_are_there() -> bool:
     code = code_around_steps()
     hooks = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
     return all(isinstance(one, dict) for one in hooks) and "func" in (*code.co_varnames, *code.co_freevars)
-
-
-def post_hooks_are_readable() -> bool:
-    """True if the hooks after the steps of one optimizer can be read."""
-    return holds(
-        _HOOKS_OF_ONE, lambda: "_optimizer_step_post_hooks" in inspect.unwrap(Optimizer.__init__).__code__.co_names
-    )
-
-
-def only_our_hooks_follow(stepped: Optimizer) -> bool:
-    """True if only this package has hooks after this optimizer's steps, or after every optimizer's."""
-    if stepped._optimizer_step_post_hooks:
-        return False
-    hooks = optimizer._global_optimizer_post_hooks.values()
-    return all(str(getattr(hook, "__module__", "")).startswith("habana_mp.") for hook in list(hooks))
 
 
 class StepHook:

@@ -13,13 +13,7 @@ from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tracked_casts import KeptCast
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch import kernel_steps
-from habana_mp.patches.torch.optimizer_steps import (
-    StepHook,
-    check_step_hooks,
-    only_our_hooks_follow,
-    post_hooks_are_readable,
-)
+from habana_mp.patches.torch.optimizer_steps import StepHook, check_step_hooks
 from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
 
 _METHODS = Assumption(
@@ -137,7 +131,6 @@ class WeightCache(Patch):
         if not (settings.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
-        post_hooks_are_readable()  # checked here once, before the first step
         methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)
@@ -233,8 +226,5 @@ def _renew(optimizer: Optimizer, *_: Any) -> None:
     """Makes the core cast the weights of a step again: all at once, before the next forward."""
     if torch.compiler.is_compiling():
         return
-    # The optimizers of this package write the casts along with the weights. A user-defined class or hook may have
-    # written more.
-    is_ours = kernel_steps.is_ours(optimizer) and post_hooks_are_readable() and only_our_hooks_follow(optimizer)
     for group in optimizer.param_groups:
-        _core.weights_renew(tuple(group.get("params", ())), is_ours)
+        _core.weights_renew(tuple(group.get("params", ())), False)

@@ -7,7 +7,6 @@ import copy
 import torch
 
 from habana_mp import hmp
-from habana_mp.patches.torch.optimizers import foreach
 
 __all__ = ["FusedEMA"]
 
@@ -34,16 +33,13 @@ class FusedEMA:
         """Moves the average towards the model's weights and buffers. Tensors that are not floating-point are copied."""
         self.updates += 1
         trained = _own(model).state_dict()
-        averages, values = [], []
         with hmp.disable_casts():
             for name, average in self.ema.state_dict().items():
                 value = trained[name].detach()
                 if average.is_floating_point() or average.is_complex():
-                    averages.append(average)
-                    values.append(value.to(average))
+                    average.lerp_(value.to(average), 1 - self.decay)
                 else:
                     average.copy_(value)
-            foreach.lerp_(averages, values, 1 - self.decay)
 
 
 def _own(model: torch.nn.Module) -> torch.nn.Module:

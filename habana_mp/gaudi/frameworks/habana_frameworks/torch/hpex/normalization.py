@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from habana_mp import hmp
-from habana_mp.patches.torch.kernel_steps import make_gradients_dense
-from habana_mp.patches.torch.optimizers import foreach, total_norm
+
+from .optimizers import make_gradients_dense
 
 __all__ = ["FusedClipNorm", "FusedRMSNorm"]
 
@@ -38,15 +38,5 @@ class FusedClipNorm:
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor) -> Tensor:
         """Scales the gradients so that together they have at most this norm. Returns the norm before."""
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        with hmp.disable_casts():
-            make_gradients_dense(params)
-            grads = [param.grad for param in params if param.grad is not None]
-            if not grads or any(type(grad) is not Tensor for grad in grads):
-                return torch.nn.utils.clip_grad_norm_(params, self.max_norm)  # it supports sharded ones, for instance
-            norm = total_norm(grads)
-            scale = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0)
-            if any(grad.device.type != "cpu" for grad in grads):
-                foreach.mul_(grads, [scale.to(grad.device) for grad in grads])
-            elif (factor := float(scale)) != 1:  # reading it waits for no device
-                foreach.mul_(grads[::-1], factor)  # the last gradient was read last: it is in the caches
-            return norm
+        make_gradients_dense(params)
+        return torch.nn.utils.clip_grad_norm_(params, self.max_norm)

@@ -1,8 +1,6 @@
 """``habana_frameworks.torch.hpex.optimizers``: the optimizers that Gaudi fuses, under their names.
 
-On the CPU habana_mp's kernels make their steps (of :class:`FusedLars` only around :class:`habana_mp.optim.SGD`).
-Optimizers that torch has too derive from torch's classes (:mod:`habana_mp.optim`). The entries of state dictionaries
-have torch's names.
+Optimizers that torch has too derive from torch's classes. The entries of state dictionaries have torch's names.
 """
 
 from __future__ import annotations
@@ -12,17 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
-
-from habana_mp import hmp, optim
-from habana_mp.patches.torch.kernel_steps import (
-    Stepping,
-    loss_of,
-    make_gradients_dense,
-    step_by_kernels,
-    writes_cached_casts,
-)
-from habana_mp.patches.torch.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
 
 __all__ = [
     "FusedAdagrad",
@@ -37,14 +26,45 @@ _Params = Iterable[Any]
 _Closure = Callable[[], Any] | None
 
 
+def make_gradients_dense(params: Iterable[Tensor]) -> None:
+    """Makes sparse gradients dense."""
+    for param in params:
+        if param.grad is not None and param.grad.layout is not torch.strided:
+            param.grad = param.grad.to_dense()
+
+
 def _made_dense(optimizer: Optimizer, *_: Any) -> None:
     """Makes sparse gradients dense: these optimizers change every value of a weight in every step."""
     for group in optimizer.param_groups:
         make_gradients_dense(group["params"])
 
 
-@writes_cached_casts
-class FusedAdamW(optim.AdamW):
+def _may_be_fused(optimizer: Optimizer, *_: Any) -> None:
+    """Selects torch's fused step for the CPU where all tensors are contiguous, since that step ignores strides."""
+    for group in optimizer.param_groups:
+        group["fused"] = all(
+            tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+            for param in group["params"]
+            for tensor in (param, param.grad, *optimizer.state[param].values())
+            if tensor is not None
+        )
+
+
+def _versions_are_incremented(optimizer: Optimizer, *_: Any) -> None:
+    """Lets a backward that needs the old weights raise. torch's fused step increments no version."""
+    for group in optimizer.param_groups:
+        increment_version(group["params"])
+
+
+def _loss_of(closure: _Closure) -> Any:
+    """Returns the result of a step's closure, called with gradients enabled; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+class FusedAdamW(torch.optim.AdamW):
     """:class:`torch.optim.AdamW` with Gaudi's arguments and defaults, among them the option ``bias_correction``."""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> FusedAdamW:
@@ -63,87 +83,57 @@ class FusedAdamW(optim.AdamW):
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.register_step_pre_hook(_made_dense)
+        self.register_step_pre_hook(_may_be_fused)
+        self.register_step_post_hook(_versions_are_incremented)
 
 
-@writes_cached_casts
 class _UncorrectedAdamW(FusedAdamW):
     """AdamW without bias correction: it uses the averages as they are, although they begin at zero."""
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
         """Performs a single optimization step."""
-        loss = loss_of(closure)
+        loss = _loss_of(closure)
         for group in self.param_groups:
-            self._step_group(group)
+            for param in group["params"]:
+                if param.grad is not None:
+                    update = _adam_update(param.grad, _averages_of(self, param), group, corrects=False)
+                    param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.mul_(group["lr"]))
         return loss
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        numbers: dict[str, Any] = _numbers_of(group)
 
-        def attempt(columns: Sequence[list[Any]]) -> Stepping:
-            params, grads, averages, squares, steps = columns
-            stepping = Stepping(params, grads, [averages, squares], steps)
-            self._by_torch(*(stepping.left_out(column) for column in columns), **numbers)
-            stepping.run("adam", decoupled=True, maximize=False, corrects=False, grad_scale=None, **numbers)
-            return stepping
-
-        step_by_kernels(_with_averages(self, group), attempt, lambda left: self._by_torch(*left, **numbers))
-
-    @staticmethod
-    def _by_torch(
-        params: list[Tensor],
-        grads: list[Tensor],
-        averages: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        if not params:
-            return
-        foreach.add_(steps, 1)
-        foreach.lerp_(averages, grads, 1 - beta1)
-        foreach.mul_(squares, beta2)
-        foreach.addcmul_(squares, grads, grads, value=1 - beta2)
-        roots = foreach.sqrt(squares)
-        foreach.add_(roots, eps)
-        foreach.mul_(params, 1 - lr * weight_decay)
-        foreach.addcdiv_(params, averages, roots, value=-lr)
-
-
-def _with_averages(
-    optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype | None = None
-) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Returns the weights that have a gradient, and for each of them its gradient, the averages of the gradient and of
-    its square, and the count of steps.
+def _averages_of(optimizer: Optimizer, param: Tensor, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Returns the state of a weight: the averages of the gradient and of its square, and the count of steps.
 
     New averages have this dtype, or that of the weight if it is None.
     """
-    params = [param for param in group["params"] if param.grad is not None]
-    for param in params:
-        state = optimizer.state[param]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(param, dtype=dtype)
-            state["exp_avg_sq"] = torch.zeros_like(param, dtype=dtype)
-    states = [optimizer.state[param] for param in params]
-    averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-    return params, [param.grad for param in params], averages, squares, steps
+    state: dict[str, Tensor] = optimizer.state[param]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"] = torch.zeros_like(param, dtype=dtype)
+        state["exp_avg_sq"] = torch.zeros_like(param, dtype=dtype)
+    return state
 
 
-def _numbers_of(group: dict[str, Any]) -> dict[str, float]:
-    """Returns the group's hyperparameters as floats, by the names of the kernels' arguments."""
-    numbers = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
-    numbers["beta1"], numbers["beta2"] = (float(one) for one in group["betas"])
-    return numbers
+def _adam_update(
+    grad: Tensor,
+    state: dict[str, Tensor],
+    group: dict[str, Any],
+    *,
+    corrects: bool,
+    averages_gradient: bool = True,
+) -> Tensor:
+    """Adds the gradient to its averages, and returns Adam's update, in float32 if the averages have less precision."""
+    (beta1, beta2), average, square = group["betas"], state["exp_avg"], state["exp_avg_sq"]
+    step = float(state["step"].add_(1))
+    average.mul_(beta1).add_(grad, alpha=1 - beta1 if averages_gradient else 1.0)
+    square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    dtype = torch.promote_types(average.dtype, torch.float32)
+    correction, of_square = (1 - beta1**step, 1 - beta2**step) if corrects else (1.0, 1.0)
+    return (average.to(dtype) / correction).div_((square.to(dtype) / of_square).sqrt_().add_(group["eps"]))
 
 
-@writes_cached_casts
-class FusedSGD(optim.SGD):
+class FusedSGD(torch.optim.SGD):
     """:class:`torch.optim.SGD` with Gaudi's arguments."""
 
     def __init__(
@@ -162,7 +152,6 @@ class FusedSGD(optim.SGD):
             self.register_step_pre_hook(_made_dense)
 
 
-@writes_cached_casts
 class FusedResourceApplyMomentum(FusedSGD):
     """SGD with momentum and without dampening, like TensorFlow's operator of this name."""
 
@@ -172,8 +161,7 @@ class FusedResourceApplyMomentum(FusedSGD):
         super().__init__(params, lr, momentum, weight_decay=weight_decay)
 
 
-@writes_cached_casts
-class FusedAdagrad(optim.Adagrad):
+class FusedAdagrad(torch.optim.Adagrad):
     """:class:`torch.optim.Adagrad` with Gaudi's arguments."""
 
     def __init__(
@@ -190,7 +178,6 @@ class FusedAdagrad(optim.Adagrad):
             self.register_step_pre_hook(_made_dense)  # torch.optim.Adagrad refuses weight decay with sparse gradients
 
 
-@writes_cached_casts
 class FusedLamb(Optimizer):
     """LAMB: Adam's update of each tensor is multiplied by the norm of the tensor divided by the norm of the update.
 
@@ -239,87 +226,34 @@ class FusedLamb(Optimizer):
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
         """Performs a single optimization step."""
-        loss = loss_of(closure)
+        loss = _loss_of(closure)
         _made_dense(self)
-        norm = None
-        if any(group["max_grad_norm"] for group in self.param_groups):
-            grads = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
-            norm = total_norm(grads) if grads else None
+        grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
         for group in self.param_groups:
-            self._step(group, norm)
+            scale = torch.clamp(group["max_grad_norm"] / norm, max=1.0) if group["max_grad_norm"] else None
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._step(param, param.grad if scale is None else param.grad * scale.to(param.device), group)
         return loss
 
-    def _step(self, group: dict[str, Any], norm: Tensor | None) -> None:
-        columns = _with_averages(self, group, group["dtype"])
-        options = {
-            "decoupled": group["adam_w_mode"],
-            "corrects": group["bias_correction"],
-            "averages_gradient": group["grad_averaging"],
-            "adapts": bool(group["weight_decay"] or group["use_nvlamb"]),
-            **_numbers_of(group),
-        }
-        scale = None
-        if group["max_grad_norm"] and norm is not None:
-            scale = torch.clamp(group["max_grad_norm"] / norm, max=1.0)
-
-        def attempt(columns: Sequence[list[Any]]) -> Stepping:
-            params, grads, averages, squares, steps = columns
-            stepping = Stepping(params, grads, [averages, squares], steps)
-            left_out = [stepping.left_out(column) for column in columns]
-            if left_out[0]:
-                self._by_torch(*left_out, scale=scale, **options)
-            if len(left_out[0]) < len(params):
-                stepping.run("lamb", grad_scale=1.0 if scale is None else float(scale), **options)
-            return stepping
-
-        step_by_kernels(columns, attempt, lambda left: self._by_torch(*left, scale=scale, **options))
-
-    @staticmethod
-    def _by_torch(
-        params: list[Tensor],
-        grads: list[Tensor],
-        averages: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-        *,
-        scale: Tensor | None,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        corrects: bool,
-        averages_gradient: bool,
-        adapts: bool,
-    ) -> None:
-        if scale is not None:
-            grads = foreach.mul(grads, [scale.to(grad.device) for grad in grads])
-        if weight_decay and not decoupled:
-            grads = foreach.add(grads, params, alpha=weight_decay)
-        foreach.add_(steps, 1)
-        foreach.mul_(averages, beta1)
-        foreach.add_(averages, grads, alpha=1 - beta1 if averages_gradient else 1.0)
-        foreach.mul_(squares, beta2)
-        foreach.addcmul_(squares, grads, grads, value=1 - beta2)
-        # Computed in float32 if the averages have a lower precision.
-        corrections = [[1 - beta ** float(step) if corrects else 1.0 for step in steps] for beta in (beta1, beta2)]
-        updates = foreach.div([_at_least_float32(one) for one in averages], corrections[0])
-        roots = foreach.div([_at_least_float32(one) for one in squares], corrections[1])
-        foreach.sqrt_(roots)
-        foreach.add_(roots, eps)
-        foreach.div_(updates, roots)
-        if weight_decay and decoupled:
-            foreach.add_(updates, params, alpha=weight_decay)
-        if adapts:
-            norms = zip(foreach.norm(params), foreach.norm(updates), strict=True)
-            ratios = [torch.where((old > 0) & (new > 0), old / new, torch.ones_like(old)) for old, new in norms]
-            foreach.mul_(updates, ratios)
-        foreach.add_(params, updates, alpha=-lr)
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    def _step(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        decay = group["weight_decay"]
+        if decay and not group["adam_w_mode"]:
+            grad = grad.add(param, alpha=decay)
+        update = _adam_update(
+            grad,
+            _averages_of(self, param, group["dtype"]),
+            group,
+            corrects=group["bias_correction"],
+            averages_gradient=group["grad_averaging"],
+        )
+        if decay and group["adam_w_mode"]:
+            update.add_(param, alpha=decay)
+        if decay or group["use_nvlamb"]:
+            size, of_update = torch.linalg.vector_norm(param), torch.linalg.vector_norm(update)
+            update.mul_(torch.where((size > 0) & (of_update > 0), size / of_update, torch.ones_like(size)))
+        param.add_(update, alpha=-group["lr"])
 
 
 class FusedLars(Optimizer):
@@ -396,33 +330,15 @@ class FusedLars(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
-        """Scales the gradients and makes the inner optimizer's step. Returns the loss of the closure."""
-        loss = loss_of(closure)
-        params = [param for group in self.param_groups for param in group["params"]]
-        lars = optim.Lars(dict(zip(params, self._is_scaled, strict=True)), self._eeta, self._eps)
-        with hmp.disable_casts():
-            _made_dense(self)
-            if isinstance(self.optim, optim.SGD) and INSIDES_ARE_KNOWN:
-                self._step_with(self.optim, lars)
-            else:
-                self._scale_and_step(lars)
-        return loss
-
-    @staticmethod
-    def _step_with(optimizer: optim.SGD, lars: optim.Lars) -> None:
-        """Makes the step of an optimizer whose kernels scale during the step, and leave the gradients unchanged."""
-        optimizer._lars = lars
-        try:
-            optimizer.step()
-        finally:
-            optimizer._lars = None
-
-    def _scale_and_step(self, lars: optim.Lars) -> None:
-        """Scales the gradients in place, with the weight decay added, then makes the step without weight decay."""
+        """Scales the gradients in place, and makes the inner optimizer's step. Returns the loss of the closure."""
+        loss = _loss_of(closure)
+        _made_dense(self)
         decays = [group.get("weight_decay", 0) for group in self.param_groups]
+        is_scaled = iter(self._is_scaled)
         for group, decay in zip(self.param_groups, decays, strict=True):
-            params = [param for param in group["params"] if param.grad is not None]
-            lars.scale_(params, [param.grad for param in params], decay, maximize=group.get("maximize", False))
+            sign = -1 if group.get("maximize", False) else 1
+            for param in group["params"]:
+                self._scale(param, sign * decay, is_scaled=next(is_scaled))
         try:
             for group in self.param_groups:
                 if "weight_decay" in group:
@@ -432,3 +348,16 @@ class FusedLars(Optimizer):
             for group, decay in zip(self.param_groups, decays, strict=True):
                 if "weight_decay" in group:
                     group["weight_decay"] = decay
+        return loss
+
+    def _scale(self, param: Tensor, decay: float, *, is_scaled: bool) -> None:
+        """Adds the decay to the weight's gradient, and scales it, in place."""
+        grad = param.grad
+        if grad is None:
+            return
+        size, of_grad = torch.linalg.vector_norm(param), torch.linalg.vector_norm(grad)
+        if decay:
+            grad.add_(param, alpha=decay)
+        if is_scaled:
+            ratio = self._eeta * size / (of_grad + abs(decay) * size + self._eps)
+            grad.mul_(torch.where((size > 0) & (of_grad > 0), ratio, torch.ones_like(ratio)))
