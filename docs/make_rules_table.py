@@ -1,4 +1,5 @@
-"""Fill the tables of the documents: of operations from ``habana_mp/ops``, of reasons from the core.
+"""Fill the tables of the documents: of operations from ``habana_mp/ops``, of reasons from the core, of options from
+``habana_mp/policy/options.py``.
 
 ``python docs/make_rules_table.py`` writes them; with ``--check`` it only says whether they are up to date.
 A table stands between ``<!-- NAME table: begin -->`` and ``<!-- NAME table: end -->``.
@@ -10,11 +11,13 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
 from habana_mp import ops
+from habana_mp.policy.options import Options
 from habana_mp.policy.presets import presets, shipped_names
 from habana_mp.policy.rules import Ruling, ruling_without_list
 from habana_mp.reporting.records import REASONS
@@ -157,9 +160,22 @@ def reasons_table() -> str:
     return _table(("`reason`", "`description`", "when"), rows)
 
 
+def options_table() -> str:
+    """The options of `convert`."""
+    rows = []
+    for option in fields(Options):
+        more, flag, shown = option.metadata["more"], option.metadata["flag"], option.default
+        page = f"[{more.partition('.')[0]}]({more})" if more else ""
+        default = f'"{shown}"' if isinstance(shown, str) else str(shown)
+        text = option.metadata["text"].replace("``", "`")
+        rows.append((f"`{option.name}`", f"`{default}`", text, f"`{flag.name}`" if flag else "", page))
+    return _table(("option", "default", "meaning", "on the command line", "more"), rows)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rules.md": {"operations": operations_table},
     "log.md": {"reasons": reasons_table},
+    "reference.md": {"options": options_table},
     "lists.md": {
         "spellings": spellings_table,
         "families": families_table,

@@ -25,7 +25,7 @@ from habana_mp.gaudi.patches.synchronised_norms import HpuSyncBatchNorm
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.spawned_processes import send_to_children, stop_sending_to_children
-from habana_mp.policy.environment import level_of_environment
+from habana_mp.policy.options import level_of_environment
 from habana_mp.scopes import regions
 
 #: The environment variable that names the device, in this process and in its children.

@@ -12,7 +12,7 @@ from habana_mp.common import locks
 from habana_mp.common.computed_once import computed_once
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
-from habana_mp.patches.tools.patch import Settings, Within
+from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES
 from habana_mp.patches.torch import module_tensors
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
@@ -20,6 +20,7 @@ from habana_mp.patches.torch.composites import Composite
 from habana_mp.patches.torch.equivalent_functions import set_equivalent_functions
 from habana_mp.patches.torch.rules_in_modules import RulesInModules
 from habana_mp.policy import in_force, kept, rules
+from habana_mp.policy.options import Options
 from habana_mp.policy.rules import Policy
 
 if TYPE_CHECKING:
@@ -60,20 +61,21 @@ class Installation:
 
         return Patches(all_patches())
 
-    def install(self, policy: Policy, within: Within = None, described: dict[str, Any] | None = None) -> None:
-        """Replaces convert's policy by this one, which lowers only within these modules. After an error before torch is
-        changed the previous policy stays; after a later error nothing is installed."""
+    def install(self, policy: Policy, options: Options | None = None, described: dict[str, Any] | None = None) -> None:
+        """Replaces convert's policy by this one. After an error before torch is changed the previous policy stays;
+        after a later error nothing is installed."""
+        settings = Settings(options or Options(), policy.exact)
         with locks.installation:
             self.check_alone()
             _bind()
             # All that can fail is done before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
             plan = rules.plan(policy)
-            self._patches.check(_settings_of(policy, within))
+            self._patches.check(settings)
             warn_if_in_autocast()
-            self._store(lambda: _core.install(plan, within_modules=within is not None), is_whole=True)
+            self._store(lambda: _core.install(plan, within_modules=settings.options.within is not None), is_whole=True)
             try:
-                self._put_patches_in(policy, within)
+                self._put_patches_in(settings)
                 forget_compiled_code()
                 self.policy = policy
                 self._follow_module_tensors()
@@ -154,7 +156,7 @@ class Installation:
         self._regions_in_torch.add(number)
         try:
             if not self._are_patches_in:
-                self._put_patches_in(Policy())
+                self._put_patches_in(Settings())
             self._follow_module_tensors()
             self._follow_modules(anew=False)
             self._exchange_composites(composites)
@@ -168,11 +170,11 @@ class Installation:
     def _check_patches(self) -> None:
         """Raises if the patches that a region needs cannot be installed."""
         if not self._are_patches_in:
-            self._patches.check(_settings_of(Policy(), None))
+            self._patches.check(Settings())
 
-    def _put_patches_in(self, policy: Policy, within: Within = None) -> None:
-        self._patches.install(_settings_of(policy, within))
-        _set_skips_slower(policy.skip_slower)
+    def _put_patches_in(self, settings: Settings) -> None:
+        self._patches.install(settings)
+        _set_skips_slower(settings.options.skip_slower)
         self._are_patches_in = True
 
     def _policies(self) -> list[Policy]:
@@ -253,17 +255,6 @@ class Installation:
 def _set_skips_slower(on: bool) -> None:
     if "slower" in _core.accelerators:
         _core.set_skips_slower(on)
-
-
-def _settings_of(policy: Policy, within: Within) -> Settings:
-    return Settings(
-        within=within,
-        weight_cache=policy.weight_cache,
-        weight_cache_limit=policy.weight_cache_limit,
-        packed_weights=policy.packed_weights,
-        reuse_memory=policy.reuse_memory,
-        exact=policy.exact,
-    )
 
 
 def _bind() -> None:

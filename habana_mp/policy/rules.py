@@ -115,14 +115,6 @@ class Policy:
     covered: tuple[Covered, ...] = ()
     composites: tuple[Covered, ...] = ()
     lower: str = "bf16"
-    #: True if casts of weights are cached between calls, and the most bytes of them (None: half of the free memory).
-    weight_cache: bool = True
-    weight_cache_limit: int | None = None
-    packed_weights: bool = True
-    #: True if a call is left unchanged when it was measured to be faster that way.
-    skip_slower: bool = False
-    #: True if the memory of large casts, and memory at the heap's end, is kept for later casts.
-    reuse_memory: bool = True
     #: The code whose own operations no list lowers, besides that of the libraries that the package knows.
     exact: ExactCode = field(default=NOTHING_EXACT, compare=False)
     #: The precision that a list gives an operation, and the line of the list, by operation.

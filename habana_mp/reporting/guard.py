@@ -38,18 +38,6 @@ _MOST_CALLS = 100_000
 _LOSS = "a loss"
 
 
-def checked_guard(guard: object) -> Guard:
-    """Returns the value of the argument. Raises ValueError if it is not valid."""
-    if guard is True or guard is False or (isinstance(guard, str) and guard == "raise"):
-        return guard  # type: ignore[return-value]  # one of the three
-    if isinstance(guard, float) and 0 < guard <= 1:
-        return guard
-    raise ValueError(
-        f'`guard` must be True (1 % of the calls), False, "raise", or a share of the calls: a float above 0 and at '
-        f"most 1.0, which is all calls; got {guard!r}"
-    )
-
-
 class _Search:
     """A search for the operation: what began it, and how far it came."""
 

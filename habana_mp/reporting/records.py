@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from habana_mp import _core
 from habana_mp.common.computed_once import computed_once
-
-Detail = Literal["operations", "modules", "lines"]
-DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
+from habana_mp.policy.options import Detail
 
 #: The precisions of calls, in the order of the report. ``unchanged`` stands for calls that were left alone.
 PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")

@@ -9,8 +9,8 @@ from habana_mp.common import locks
 from habana_mp.common.misuse import called_first
 from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import watched_calls
+from habana_mp.policy.options import DETAILS, Detail, checked_detail
 from habana_mp.reporting.counting import stopwatch
-from habana_mp.reporting.records import DETAILS, Detail
 
 
 class _Watching:
@@ -52,16 +52,6 @@ class _Watching:
 watching = _Watching()
 
 
-def checked_detail(argument: str, detail: object) -> Detail:
-    """Returns a detail. Raises if there is no such detail, or if it is not available here."""
-    for known in DETAILS:
-        if detail == known:
-            if known != "operations":
-                watched_calls.check()
-            return known
-    raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, DETAILS))}; got {detail!r}")
-
-
 @called_first('watch("lines")')
 @contextmanager
 def watch(detail: Detail = "lines") -> Iterator[None]:
@@ -81,6 +71,8 @@ def watch(detail: Detail = "lines") -> Iterator[None]:
         RuntimeError: this torch does not show where modules run.
     """
     wanted = checked_detail("detail", detail)
+    if wanted != "operations":
+        watched_calls.check()
     watching.begins(wanted)
     try:
         yield

@@ -11,19 +11,17 @@ import re
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 from habana_mp import _core, hmp
 from habana_mp.common.devices import ACCELERATORS
 from habana_mp.patches.tools import spawned_processes
-from habana_mp.policy.environment import LEVEL_VARIABLE
-from habana_mp.reporting import counting, merging, records
-from habana_mp.reporting.guard import Guard, checked_guard
+from habana_mp.policy.options import LEVEL_VARIABLE, Options, flags, lower_dtype
+from habana_mp.reporting import counting, merging
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
 from habana_mp.run import closing, speed
-from habana_mp.run.options import DTYPES, Options, absolute, add_arguments, options_given
+from habana_mp.run.options import Conversion, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
 
 #: Options without a value.
@@ -38,16 +36,17 @@ def main(words: Sequence[str]) -> int:
     parser = _parser()
     given, command, is_module = parsed(parser, words, "run")
     script = Script(command, is_module=is_module)
-    options = _options(parser, given, script)
+    conversion = _conversion(parser, given, script)
     ranks = Ranks()
     if ranks.rank == 0:
         _point_out_misplaced(parser, command)
     if given.gaudi is not None:
         _switch_gaudi_on(parser, given)
-    if ranks.rank == 0 and options.opt_level != "O0":
-        _warn_if_slower(options.dtype)
     try:
-        warned = options.convert()
+        options = Options(**conversion.options)
+        if ranks.rank == 0 and options.opt_level != "O0":
+            _warn_if_slower(options)
+        warned = conversion.convert()
     except (ValueError, OSError) as error:
         parser.error(str(error))
     except (ImportError, RuntimeError) as error:
@@ -56,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     if ranks.rank == 0:
         for text in warned:
             _say(text)
-    ending = _Ending(given.report, ranks, _watch_children(options))
+    ending = _Ending(given.report_file, ranks, _watch_children(conversion))
     atexit.register(ending.at_exit)  # called after the handlers that the script registers
     try:
         script.run()
@@ -91,11 +90,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The exit status is the script's; 2 for wrong usage, 1 for what --require-lowered finds.",
         allow_abbrev=False,
     )
-    add_arguments(parser)
-    parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
-    parser.add_argument("--report", metavar="FILE", help="write the report there, as its ending says: .html or .json")
+    add_arguments(parser, "run")
     parser.add_argument(
-        "--detail", choices=records.DETAILS, help="what the report has a row for; `modules` with --report"
+        "--report",
+        dest="report_file",
+        metavar="FILE",
+        help="write the report there, as its ending says: .html or .json",
     )
     parser.add_argument(
         "--gaudi",
@@ -105,28 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         help='a script for Gaudi: "hpu" leads to this device (--gaudi=cuda), or the best there is; habana_frameworks '
         "can be imported, and the script itself converts",
     )
-    parser.add_argument(
-        "--guard",
-        nargs="?",
-        const=True,
-        default=False,
-        type=_guard,
-        metavar="SHARE",
-        help="warn of the operation that makes a value that is not finite; checks 1 %% of the calls, or this share "
-        "(--guard=0.1; --guard=1.0: all calls), or --guard=raise",
-    )
     parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
     return parser
-
-
-def _guard(word: str) -> Guard:
-    """Returns the value of --guard."""
-    try:
-        return checked_guard(word if word == "raise" else float(word))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f'it must be "raise" or a share of the calls, above 0 and at most 1.0; got {word}'
-        ) from None
 
 
 def parsed(
@@ -167,36 +147,29 @@ def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]
             )
 
 
-def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Options:
-    if given.report:
-        given.report = absolute(given.report)
-        if not given.report.endswith(closing.ENDINGS):
-            parser.error(f"--report must be a file that ends in .html or .json; got {given.report}")
-        if not os.path.isdir(os.path.dirname(given.report)):
-            parser.error(f"--report must be in a folder that is there; got {given.report}")
+def _conversion(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Conversion:
+    if given.report_file:
+        given.report_file = absolute(given.report_file)
+        if not given.report_file.endswith(closing.ENDINGS):
+            parser.error(f"--report must be a file that ends in .html or .json; got {given.report_file}")
+        if not os.path.isdir(os.path.dirname(given.report_file)):
+            parser.error(f"--report must be in a folder that is there; got {given.report_file}")
     try:
         script.check()
     except OSError as error:
         if given.gaudi == "" and script.name.partition(":")[0] in ("cpu", *ACCELERATORS):
             parser.error(f"a device stands after a `=`: --gaudi={script.name}")
         parser.error(f"cannot open the script: {error}")
-    detail: records.Detail = given.detail or ("modules" if given.report else "operations")
-    return replace(
-        options_given(parser, given),
-        verbose=given.verbose,
-        detail=detail,
-        by_script=given.gaudi is not None,
-        guard=given.guard,
-    )
+    report = {"report": "modules" if given.report_file else "operations"}
+    return Conversion(report | options_given(parser, given, "run"), by_script=given.gaudi is not None)
 
 
 def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    is_reference = (given.opt_level or "").upper() == "O0"
-    for name in ("opt_level", "bf16", "fp32", "preset", "dtype", "within", "verbose", "guard"):
-        if getattr(given, name) != parser.get_default(name) and not (is_reference and name == "opt_level"):
-            option = name.replace("_", "-")
+    is_reference = getattr(given, "opt_level", "").upper() == "O0"
+    for name, flag in flags("run").items():
+        if hasattr(given, name) and name != "report" and not (is_reference and name == "opt_level"):
             parser.error(
-                f"--{option} does not go with --gaudi: the script's own `hmp.convert` decides; --opt-level O0 alone "
+                f"{flag.name} does not go with --gaudi: the script's own `hmp.convert` decides; --opt-level O0 alone "
                 "does, and runs the script in float32"
             )
     if is_reference:
@@ -217,13 +190,13 @@ def _say(text: str) -> None:
             print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
 
 
-def _warn_if_slower(dtype: str) -> None:
-    ratio = speed.ratio_on_this_cpu(DTYPES[dtype])
+def _warn_if_slower(options: Options) -> None:
+    ratio = speed.ratio_on_this_cpu(lower_dtype("dtype", options.dtype))
     if ratio is not None and ratio > 1.05:
         _say(
-            f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {dtype} as in float32, so "
-            "the script may run slower than by itself. Its results and the report are those of any other processor; "
-            "for inference, `hmp.convert(skip_slower=True)` in the script leaves what is slower in float32"
+            f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {options.lower} as in "
+            "float32, so the script may run slower than by itself. Its results and the report are those of any other "
+            "processor; for inference, `hmp.convert(skip_slower=True)` in the script leaves what is slower in float32"
         )
 
 
@@ -306,17 +279,16 @@ class _ForChild:
     """Sent to a process that multiprocessing spawns. Unpickling it converts the process, before the script is imported
     there."""
 
-    def __init__(self, options: Options, folder: str) -> None:
-        self._options, self._folder = options, folder
+    def __init__(self, conversion: Conversion, folder: str) -> None:
+        self._conversion, self._folder = conversion, folder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _convert_child, (asdict(self._options), self._folder)
+        return _convert_child, (self._conversion, self._folder)
 
 
-def _convert_child(options: dict[str, Any], folder: str) -> None:
-    made = Options(**options)
-    made.convert()
-    _watch_children(made, folder)
+def _convert_child(conversion: Conversion, folder: str) -> None:
+    conversion.convert()
+    _watch_children(conversion, folder)
 
 
 class _Watched:
@@ -329,7 +301,7 @@ class _Watched:
 _watched: list[_Watched] = []
 
 
-def _watch_children(options: Options, folder: str | None = None) -> Children:
+def _watch_children(conversion: Conversion, folder: str | None = None) -> Children:
     """From now on, processes of multiprocessing are converted, and leave their reports."""
     children = Children(folder)
     _watched.append(_Watched())
@@ -340,7 +312,7 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
 
     spawned_processes.send_to_children(
         "habana_mp.run",
-        lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None,
+        lambda: _ForChild(conversion, children.folder) if conversion.by_script or hmp.is_converted() else None,
     )
     spawned_processes.in_children(
         _watched[-1], begin, lambda: children.leave(counting.current()), is_child=folder is not None

@@ -20,7 +20,7 @@ from habana_mp.diagnosis.diagnosis import ProgressLine, look
 from habana_mp.diagnosis.observing import Samples
 from habana_mp.diagnosis.runs import Repetition, Run, RunMode
 from habana_mp.run.command import parsed
-from habana_mp.run.options import Options, absolute, add_arguments, options_given, whole_number
+from habana_mp.run.options import Conversion, absolute, add_arguments, options_given, whole_number
 from habana_mp.run.script import Script
 
 _ENDINGS = (".html", ".json")
@@ -36,7 +36,7 @@ _LAST_LINES = 30
 class Job:
     """The task of the process that makes one run."""
 
-    options: Options
+    conversion: Conversion
     words: tuple[str, ...]
     is_module: bool
     #: The steps of optimizers before the one that is looked at.
@@ -60,10 +60,10 @@ def main(words: Sequence[str]) -> int:
         Script(command, is_module=is_module).check()
     except OSError as error:
         parser.error(f"cannot open the script: {error}")
-    options = options_given(parser, given)
+    conversion = Conversion(options_given(parser, given, "diagnose"))
     try:
         with ProgressLine() as progress, tempfile.TemporaryDirectory() as folder:
-            runs = RunsOfScript(options, command, given.step - 1, Path(folder), is_module=is_module)
+            runs = RunsOfScript(conversion, command, given.step - 1, Path(folder), is_module=is_module)
             found = look(runs, given.step - 1, progress)
     except (ScriptFailedError, ValueError) as error:
         print(f"habana-mp: {error}", file=sys.stderr)
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 healthy, 1 something is harmful or the script fails, 2 wrong usage.",
         allow_abbrev=False,
     )
-    add_arguments(parser)
+    add_arguments(parser, "diagnose")
     parser.add_argument(
         "--step", type=whole_number, default=1, metavar="N", help="the step of the optimizer to look at, from 1"
     )
@@ -103,7 +103,7 @@ class RunsOfScript:
 
     def __init__(
         self,
-        options: Options,
+        conversion: Conversion,
         words: Sequence[str],
         skipped: int,
         folder: Path,
@@ -111,7 +111,7 @@ class RunsOfScript:
         is_module: bool,
         variables: dict[str, str] | None = None,
     ) -> None:
-        self._options, self._words, self._is_module = options, tuple(words), is_module
+        self._conversion, self._words, self._is_module = conversion, tuple(words), is_module
         self._skipped, self._folder = skipped, folder
         self._variables = variables or {}
         self._repetition = Repetition(
@@ -122,7 +122,7 @@ class RunsOfScript:
     def run(self, mode: RunMode, samples: Samples) -> Run:
         job, result, output = (self._folder / name for name in ("job", "result", "output"))
         result.unlink(missing_ok=True)
-        job.write_bytes(pickle.dumps(Job(self._options, self._words, self._is_module, self._skipped, mode, samples)))
+        job.write_bytes(pickle.dumps(Job(self._conversion, self._words, self._is_module, self._skipped, mode, samples)))
         with output.open("wb") as file:
             status = subprocess.run(
                 [sys.executable, "-m", "habana_mp.run.diagnosed_script", str(job), str(result)],

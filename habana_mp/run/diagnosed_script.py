@@ -25,7 +25,7 @@ from habana_mp.run.script import Script
 def main(job_path: str, result_path: str) -> None:
     job: Job = pickle.loads(Path(job_path).read_bytes())
     _seed()
-    job.options.convert()
+    job.conversion.convert()
     script = Script(job.words, is_module=job.is_module)
 
     def step() -> None:

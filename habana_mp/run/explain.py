@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from habana_mp import hmp
+from habana_mp.run.options import add_arguments, options_given
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -29,18 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="PACKAGE.MODULE:FUNCTION",
         help="a function that returns the model; without an OPERATION all its modules are shown",
     )
-    parser.add_argument("--opt-level", metavar="LEVEL", default="O1", help="O1 (the lists decide; the default) or O2")
-    parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
-    parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
-    parser.add_argument("--preset", help="the lists to start from; without lists or a level: recommended")
-    parser.add_argument("--dtype", default="bf16", help="the lower precision; bf16 is the default")
-    parser.add_argument(
-        "--rule",
-        action="append",
-        default=[],
-        metavar="LINE=PRECISION",
-        help='a line and its precision, as in `rules=` of convert: --rule "softmax @ encoder.**=fp32"',
-    )
+    add_arguments(parser, "explain")
     return parser
 
 
@@ -48,18 +37,10 @@ def show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Runs the command. Returns the exit status."""
     if given.operation is None and given.module is None:
         parser.error("an OPERATION or --module is needed")
-    rules = _rules(given.rule, parser)
+    options = options_given(parser, given, "explain")
     model = None if given.module is None else _model(given.module, parser)
-    says_how = given.bf16 or given.fp32 or given.preset or given.opt_level.upper() != "O1"
     try:
-        hmp.convert(
-            given.opt_level,
-            given.bf16,
-            given.fp32,
-            preset=given.preset if says_how else "recommended",
-            dtype=given.dtype,
-            rules=rules,
-        )
+        hmp.convert(**options)
         if given.operation is None:
             hmp.explain(model)
         elif model is not None and given.path and not _has(model, given.path):
@@ -79,16 +60,6 @@ def _has(model: torch.nn.Module, path: str) -> bool:
     """True if the model has a module at this path, which may begin with the model's class."""
     names = {name for name, _ in model.named_modules()}
     return path in names or path.partition(".")[2] in names
-
-
-def _rules(given: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, str]:
-    rules = {}
-    for one in given:
-        line, is_there, precision = one.rpartition("=")
-        if not is_there:
-            parser.error(f'--rule must be LINE=PRECISION, as "softmax @ encoder.**=fp32"; got {one!r}')
-        rules[line.strip()] = precision.strip()
-    return rules
 
 
 def _model(name: str, parser: argparse.ArgumentParser) -> torch.nn.Module:

@@ -6,91 +6,65 @@ import argparse
 import os
 import warnings
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from habana_mp import hmp
 from habana_mp.common.errors import HmpWarning
-from habana_mp.reporting import records
-from habana_mp.reporting.guard import Guard
+from habana_mp.policy.options import flags
 from habana_mp.reporting.watch import watching
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FILES = ("bf16_file_path", "fp32_file_path")
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of the conversion on the command line. They are sent to other processes too."""
+class Conversion:
+    """A conversion as the command line says. It is sent to other processes too."""
 
-    opt_level: str
-    bf16: str | None
-    fp32: str | None
-    preset: str | None
-    dtype: str
-    within: str | None
-    verbose: bool = False
-    detail: records.Detail = "operations"
+    #: The arguments of `convert`.
+    options: dict[str, Any]
     #: True if the script converts by itself. Then only its calls are watched.
     by_script: bool = False
-    guard: Guard = False
 
     def convert(self) -> list[str]:
         """Converts this process. Returns the texts of the warnings."""
         if self.by_script:
-            watching.begins(self.detail)
+            watching.begins(self.options["report"])
             return []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HmpWarning)
-            hmp.convert(
-                self.opt_level,
-                self.bf16,
-                self.fp32,
-                self.verbose,
-                preset=self.preset,
-                dtype=DTYPES[self.dtype],
-                within=self.within,
-                report=self.detail,
-                guard=self.guard,
-            )
+            hmp.convert(**self.options)
         return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say how to convert."""
-    parser.add_argument("--opt-level", metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0")
-    parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
-    parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
-    parser.add_argument(
-        "--lists",
-        metavar="FOLDER",
-        help="both list files, as `habana-mp tune --write` makes them: bf16.txt and fp32.txt",
-    )
-    parser.add_argument(
-        "--preset",
-        help="the lists to start from; `habana-mp lists` shows all. Without lists, a preset or a level: recommended",
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="the lower precision; bf16 is the default")
-    parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Adds the options of `convert` that this command has. Those that are not given will not be in the namespace."""
+    for name, flag in flags(command).items():
+        parser.add_argument(flag.name, dest=name, default=argparse.SUPPRESS, **flag.arguments)
+    if "fp32_file_path" in flags(command):
+        parser.add_argument(
+            "--lists",
+            metavar="FOLDER",
+            help="both list files, as `habana-mp tune --write` makes them: bf16.txt and fp32.txt",
+        )
 
 
-def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Options:
-    """Returns the options. Ends the program if they contradict each other."""
+def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Returns the arguments of `convert`. Ends the program if they contradict each other."""
+    values = {name: getattr(given, name) for name in flags(command) if hasattr(given, name)}
     if given.lists:
-        if given.bf16 or given.fp32:
+        if not values.keys().isdisjoint(_FILES):
             parser.error("--lists names both list files; leave out --bf16 and --fp32")
-        given.bf16, given.fp32 = (os.path.join(given.lists, name) for name in (f"{given.dtype}.txt", "fp32.txt"))
-        for path in (given.bf16, given.fp32):
-            if not os.path.isfile(path):
-                parser.error(f"--lists must be a folder with list files; {path} is not there")
-    says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
-    return Options(
-        opt_level=given.opt_level or "O1",
-        bf16=absolute(given.bf16),
-        fp32=absolute(given.fp32),
-        preset=given.preset if says_how else "recommended",
-        dtype=given.dtype,
-        within=given.within,
-    )
+        for name, file in zip(_FILES, (values.get("dtype", "bf16"), "fp32"), strict=True):
+            values[name] = os.path.join(given.lists, f"{file}.txt")
+            if not os.path.isfile(values[name]):
+                parser.error(f"--lists must be a folder with list files; {values[name]} is not there")
+    for name in values.keys() & _FILES:
+        values[name] = absolute(values[name])
+    if "rules" in values:
+        values["rules"] = dict(values["rules"])
+    if values.keys().isdisjoint({"opt_level", "preset", *_FILES}):
+        values["preset"] = "recommended"
+    return values
 
 
 def absolute(path: str | None) -> str | None:

@@ -26,7 +26,7 @@ from habana_mp.reporting.records import Row
 from habana_mp.reporting.report import Report
 from habana_mp.run.command import parsed
 from habana_mp.run.diagnose import RunsOfScript, ScriptFailedError, last_lines
-from habana_mp.run.options import DTYPES, Options, absolute, whole_number
+from habana_mp.run.options import Conversion, absolute, add_arguments, whole_number
 from habana_mp.run.script import Script
 from habana_mp.tuning.configurations import Rules
 from habana_mp.tuning.tune import tuned_by
@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="no run begins later than this")
     parser.add_argument("--state", metavar="FILE", help="keeps the values of all runs; another call continues with it")
     parser.add_argument("--write", metavar="FOLDER", help="write the two list files there")
-    parser.add_argument("--preset", default="hmp-default", help="the lists to start from; hmp-default is the default")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="the lower precision; bf16 is the default")
+    add_arguments(parser, "tune")
+    parser.set_defaults(preset="hmp-default", dtype="bf16")
     return parser
 
 
@@ -173,9 +173,11 @@ class _RunsOfScript:
         return tuple(Report.from_dict(json.loads(report.read_text("utf-8"))))
 
     def sites(self, seed: int) -> Sequence[Site]:
-        options = Options("O1", None, None, self.preset, self.lower, None)
+        conversion = Conversion({"preset": self.preset, "dtype": self.lower})
         words = [*self._words, *self._seed_words(seed)]
-        runs = RunsOfScript(options, words, 0, self._folder, is_module=self._is_module, variables=self._variables(seed))
+        runs = RunsOfScript(
+            conversion, words, 0, self._folder, is_module=self._is_module, variables=self._variables(seed)
+        )
         try:
             return sites_of(runs)
         except (ScriptFailedError, ValueError):

@@ -17,7 +17,7 @@ from habana_mp.diagnosis.runs import RunsHere, sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
 from habana_mp.policy.given_rules import given_rules
-from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.options import Options
 from habana_mp.policy.presets import preset_named
 from habana_mp.policy.rules import Policy, policy_from_lists
 from habana_mp.reporting import counting
@@ -80,10 +80,7 @@ def tune(
         raise ValueError("`seeds` must hold at least one seed")
     if budget is not None and not budget > 0:
         raise ValueError(f"`budget` must be None or seconds above 0; got {budget!r}")
-    lower = dtype_meant(dtype)
-    if lower not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
-    runner = _RunsHere(run, preset, PRECISIONS[lower])
+    runner = _RunsHere(run, preset, Options(dtype=dtype).lower)
     return tuned_by(runner, check, seeds=seeds, budget=budget, path=None if path is None else Path(path))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from habana_mp import KeptWeights, Report, Row
-from habana_mp.reporting.records import DETAILS, REASONS, Edge, ModuleRow
+from habana_mp.policy.options import DETAILS
+from habana_mp.reporting.records import REASONS, Edge, ModuleRow
 
 CONVERTED = {"opt_level": "O1", "lower": "bf16", "preset": "hmp-default", "within": None}
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from dataclasses import dataclass, field
 
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
-
-#: Lists lower everywhere (None), while the forward of any module runs (``"modules"``), or while the forward of one of
-#: these modules runs.
-Within = Literal["modules"] | list[torch.nn.Module] | None
+from habana_mp.policy.options import Options
 
 
 @dataclass(frozen=True)
 class Settings:
     """The parts of a configuration that patches use."""
 
-    within: Within = None
-    weight_cache: bool = True
-    weight_cache_limit: int | None = None
-    packed_weights: bool = True
-    reuse_memory: bool = True
+    options: Options = field(default_factory=Options)
     exact: ExactCode = NOTHING_EXACT
 
 

@@ -43,7 +43,7 @@ class Memory(Patch):
 
     def install(self, settings: Settings) -> None:
         _core.set_tracked_cast(RecordedCast.apply)
-        if not settings.reuse_memory:
+        if not settings.options.reuse_memory:
             self._give_back()
             return
         if "blocks" in _core.accelerators:

@@ -45,15 +45,14 @@ class ModuleCalls(Patch):
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def check(self, settings: Settings) -> None:
-        if settings.within is not None:
+        if settings.options.within is not None:
             require(_CALLS, _can_watch)
 
     def install(self, settings: Settings) -> None:
-        within = settings.within
-        if within is None:
+        if settings.options.within is None:
             self.uninstall()
             return
-        modules = None if within == "modules" else within
+        modules = settings.options.modules
         references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
         _core.watch_modules(*direct_calls.begin("within"), modules)
         self._references = references

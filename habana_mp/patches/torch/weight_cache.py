@@ -127,8 +127,8 @@ class WeightCache(Patch):
         check_step_hooks()
 
     def install(self, settings: Settings) -> None:
-        packed, limit = settings.packed_weights, settings.weight_cache_limit
-        if not (settings.weight_cache and _sees_who_writes()):
+        packed, limit = settings.options.packed_weights, settings.options.weight_cache_limit
+        if not (settings.options.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
         methods = _methods()

@@ -1,0 +1,400 @@
+"""The options of ``convert``. Each is one field, from which functions, commands, child processes and docs take it."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import logging
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, Literal, ParamSpec, TextIO, TypeVar, get_args
+
+import torch
+
+from habana_mp.common.misuse import check_keywords, not_a_block
+from habana_mp.policy.exact import Given as GivenExact
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_Path = str | os.PathLike[str]
+Detail = Literal["operations", "modules", "lines"]
+DETAILS: tuple[Detail, ...] = get_args(Detail)
+Guard = bool | float | Literal["raise"]
+Within = str | torch.nn.Module | Iterable[torch.nn.Module] | None
+
+#: This variable makes a script its own reference in float32: with the value O0 nothing is cast, whatever it requests.
+LEVEL_VARIABLE = "HABANA_MP_OPT_LEVEL"
+
+_LEVELS = {
+    "O0": "nothing is cast",
+    "O1": "the two lists decide",
+    "O2": "GEMM and convolutions run in bf16, everything else in fp32",
+}
+
+
+def level_of_environment() -> str | None:
+    """Returns ``"O0"`` if the environment switches all casts off, else None.
+
+    Raises:
+        ValueError: the variable has another value.
+    """
+    given = os.environ.get(LEVEL_VARIABLE, "")
+    if given.upper() not in ("", "O0"):
+        raise ValueError(f"{LEVEL_VARIABLE} must be O0, which switches all casts off, or unset; got {given!r}")
+    return given.upper() or None
+
+
+# ---- checks: each returns the final form of a value, or raises ValueError --------------------------------------------
+
+
+def _level(name: str, given: Any) -> str:
+    level = given.upper() if isinstance(given, str) else ""
+    if level not in _LEVELS:
+        levels = "; ".join(f'"{one}": {meaning}' for one, meaning in _LEVELS.items())
+        raise ValueError(f"`{name}` must be one of {levels}; got {given!r}")
+    return level
+
+
+def _switch(name: str, given: object) -> bool:
+    if not isinstance(given, bool):
+        raise ValueError(f"`{name}` must be True or False; got {given!r}")
+    return given
+
+
+def _verbosity(name: str, given: object) -> bool | str:
+    if isinstance(given, str) and given == "why":
+        return given
+    if isinstance(given, bool) or given is None or (type(given) is int and given in (0, 1)):  # as scripts pass it
+        return bool(given)
+    raise ValueError(f'`{name}` must be True, False or "why"; got {given!r}')
+
+
+def lower_dtype(name: str, given: object) -> torch.dtype:
+    dtype = dtype_meant(given)
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"`{name}` must be torch.bfloat16 or torch.float16; got {given!r}")
+    return dtype
+
+
+def _within(name: str, given: Any) -> Within:
+    """Returns None, ``"modules"`` or a list of modules."""
+    if given is None or (isinstance(given, str) and given == "modules"):
+        return given
+    if isinstance(given, torch.nn.Module):
+        return [given]
+    try:
+        modules = [] if isinstance(given, str) else list(given)
+    except TypeError:
+        modules = []
+    wrong = next((one for one in modules if not isinstance(one, torch.nn.Module)), given)
+    if not modules or wrong is not given:
+        what = 'None, "modules", a module or a list of modules'
+        raise ValueError(f"`{name}` must be {what}; got {type(wrong).__name__}: {wrong!r}")
+    return modules
+
+
+def checked_detail(name: str, given: object) -> Detail:
+    for known in DETAILS:
+        if given == known:
+            return known
+    raise ValueError(f"`{name}` must be one of {', '.join(map(repr, DETAILS))}; got {given!r}")
+
+
+def _guard(name: str, given: Any) -> Guard:
+    if given is True or given is False or (isinstance(given, str) and given == "raise"):
+        return given  # type: ignore[return-value]  # one of the three
+    if isinstance(given, float) and 0 < given <= 1:
+        return given
+    raise ValueError(
+        f'`{name}` must be True (1 % of the calls), False, "raise", or a share of the calls: a float above 0 and at '
+        f"most 1.0, which is all calls; got {given!r}"
+    )
+
+
+def _limit(name: str, given: Any) -> int | None:
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
+        raise ValueError(f"`{name}` must be None or a number of bytes, 0 or more; got {given!r}")
+    return given
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option on the command line: its name, the commands that have it, and the arguments for `argparse`."""
+
+    name: str
+    commands: tuple[str, ...]
+    arguments: Mapping[str, Any]
+
+
+def _flag(name: str, *commands: str, **arguments: Any) -> Flag:
+    return Flag(name, commands, arguments)
+
+
+def _guard_of_word(word: str) -> Guard:
+    try:
+        return _guard("--guard", word if word == "raise" else float(word))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'it must be "raise" or a share of the calls, above 0 and at most 1.0; got {word}'
+        ) from None
+
+
+def _rule_of_word(word: str) -> tuple[str, str]:
+    line, is_there, precision = word.rpartition("=")
+    if not is_there:
+        raise argparse.ArgumentTypeError(f'it must be LINE=PRECISION, as "softmax @ encoder.**=fp32"; got {word!r}')
+    return line.strip(), precision.strip()
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def _option(
+    default: Any,
+    text: str,
+    check: Callable[[str, Any], Any] | None = None,
+    *,
+    more: str = "",
+    flag: Flag | None = None,
+    takes_modules: bool = False,
+) -> Any:
+    """Returns a field. ``text`` says what it is for, ``check`` checks it, ``more`` is its page in docs, ``flag`` is the
+    option of commands."""
+    return field(
+        default=default,
+        metadata={"text": text, "check": check, "more": more, "flag": flag, "takes_modules": takes_modules},
+    )
+
+
+_EACH = ("run", "diagnose", "explain")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The checked options of a conversion."""
+
+    opt_level: str = _option(
+        "O1",
+        '``"O1"``: the two lists decide. ``"O2"``: GEMM and convolutions run in the lower precision, every other '
+        'operation that computes runs in float32. ``"O0"``: nothing is cast. Lower-case letters are accepted.',
+        _level,
+        more="lists.md#levels",
+        flag=_flag("--opt-level", *_EACH, metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0"),
+    )
+    bf16_file_path: _Path | None = _option(
+        "",
+        'A file with the operations for the lower precision, one name per line. ``""`` or None: the preset\'s list. '
+        "The file is read during the call.",
+        more="lists.md",
+        flag=_flag("--bf16", *_EACH, metavar="FILE", help="a list file: what runs in the lower precision"),
+    )
+    fp32_file_path: _Path | None = _option(
+        "",
+        "The same for float32.",
+        flag=_flag("--fp32", *_EACH, metavar="FILE", help="a list file: what runs in float32"),
+    )
+    isVerbose: bool | int | Literal["why"] | None = _option(  # noqa: N815  the name that scripts use
+        False,
+        'Logs each call of a covered operation and the decision about it. ``"why"``: also logs the reason and the line '
+        "of the caller. 0 and None mean False, 1 means True. A ``log`` turns the log on too.",
+        _verbosity,
+        more="log.md",
+        flag=_flag("--verbose", "run", action="store_true", help="log each call and what was decided"),
+    )
+    _: KW_ONLY
+    preset: str | None = _option(
+        None,
+        'The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.',
+        more="lists.md",
+        flag=_flag(
+            "--preset",
+            *_EACH,
+            "tune",
+            help="the lists to start from; `habana-mp lists` shows all. The default is recommended; with lists or a "
+            "level, and for `tune`, it is hmp-default",
+        ),
+    )
+    dtype: torch.dtype | str = _option(
+        torch.bfloat16,
+        'The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name (``"bf16"``, ``"half"``).',
+        lower_dtype,
+        flag=_flag(
+            "--dtype", *_EACH, "tune", choices=["bf16", "fp16"], help="the lower precision; bf16 is the default"
+        ),
+    )
+    within: Within = _option(
+        None,
+        'The code in which operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while '
+        "the forward of an ``nn.Module`` runs. A module or a list of modules: only while the forward of one of them "
+        "runs. Elsewhere nothing is lowered, but tensors that are already in lower precision still follow the float32 "
+        "list and rules 2 to 4.",
+        _within,
+        more="rules.md#where-the-lists-lower-within",
+        takes_modules=True,
+        flag=_flag(
+            "--within", "run", "diagnose", choices=["modules"], help="lower only while the forward of some module runs"
+        ),
+    )
+    rules: Mapping[str, str | torch.dtype] | None = _option(
+        None,
+        'Lines of lists, with ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"lower"`` (``dtype``) for each: '
+        '``{"softmax @ encoder.**": "fp32", "* @ lm_head": "fp32"}``. They take precedence over equal lines of files '
+        "and presets. What may follow ``@`` is in docs/patterns.md. ``O2`` obeys them too.",
+        more="patterns.md",
+        flag=_flag(
+            "--rule",
+            *_EACH,
+            action="append",
+            type=_rule_of_word,
+            metavar="LINE=PRECISION",
+            help='a line and its precision, as in `rules=` of convert: --rule "softmax @ encoder.**=fp32"',
+        ),
+    )
+    exact: Iterable[GivenExact] | None = _option(
+        None,
+        'Code in which no list lowers an operation: a list of names of packages and modules (``"package.module"``), '
+        "which may be imported later, of modules, functions and classes. What such code calls is lowered as elsewhere. "
+        "They are added to the libraries that ``exact_packages`` names.",
+        more="rules.md#code-of-your-own-exact",
+        takes_modules=True,
+    )
+    report: Detail = _option(
+        "operations",
+        'The detail of the report: by ``"operations"``, which are always counted, by ``"modules"``, or by ``"lines"`` '
+        "of the calling code.",
+        checked_detail,
+        more="report.md#three-details",
+        flag=_flag("--detail", "run", choices=DETAILS, help="what the report has a row for; `modules` with --report"),
+    )
+    guard: Guard = _option(
+        False,
+        "Watches for values that are not finite, and warns once with the operation that made the first one of finite "
+        "inputs, its module, file and line. True: checks 1 % of the calls; a float above 0 and at most 1.0: this "
+        'share; ``"raise"``: 1 %, and raises FloatingPointError. After such a value was seen, all calls are checked '
+        "until the operation is named. Infinities that the code writes, as into a mask, do not count.",
+        _guard,
+        more="guard.md",
+        flag=_flag(
+            "--guard",
+            "run",
+            nargs="?",
+            const=True,
+            type=_guard_of_word,
+            metavar="SHARE",
+            help="warn of the operation that makes a value that is not finite; checks 1 %% of the calls, or this share "
+            "(--guard=0.1; --guard=1.0: all calls), or --guard=raise",
+        ),
+    )
+    log: _Path | TextIO | logging.Logger | None = _option(
+        None,
+        "The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a "
+        "``logging.Logger``. A destination turns the log on, whatever ``isVerbose`` is.",
+        more="log.md",
+    )
+    weight_cache: bool = _option(
+        True,
+        "Caches the casts of weights between calls. A weight that changed is cast again.",
+        _switch,
+        more="weights.md",
+    )
+    weight_cache_limit: int | None = _option(
+        None,
+        "The most bytes that cached casts may take. None: half of the free memory. The casts of all weights together "
+        "take half of the weights' size.",
+        _limit,
+        more="weights.md#memory",
+    )
+    packed_weights: bool = _option(
+        True,
+        "Caches the weights of linear layers, of other products with a weight and of ``conv2d`` in a layout of "
+        "habana_mp's kernels or of the CPU's library. Only if autograd does not track the call and a measurement shows "
+        "that the layout is worth it.",
+        _switch,
+        more="weights.md#packed-weights",
+    )
+    skip_slower: bool = _option(
+        False,
+        "Leaves a GEMM or convolution on the CPU unchanged if autograd does not track the call and its shape, measured "
+        "once, takes longer in the lower precision.",
+        _switch,
+        more="weights.md#where-bfloat16-is-slower",
+    )
+    reuse_memory: bool = _option(
+        True,
+        "On the CPU, keeps up to 512 MB of freed memory for the next large casts, and as much in the C library's heap, "
+        "instead of returning it to the system in every step.",
+        _switch,
+        more="performance.md",
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.metadata["check"] is not None:
+                object.__setattr__(self, one.name, one.metadata["check"](one.name, getattr(self, one.name)))
+
+    @property
+    def lower(self) -> str:
+        """The name of the lower precision."""
+        return PRECISIONS[lower_dtype("dtype", self.dtype)]
+
+    @property
+    def modules(self) -> list[torch.nn.Module] | None:
+        """The modules that ``within`` names; None if it names none."""
+        return self.within if isinstance(self.within, list) else None
+
+
+def _reject_models(values: Iterable[object]) -> None:
+    """Raises TypeError for a model or an optimizer, which ``apex.amp.initialize`` takes."""
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    each = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    found = [type(one).__name__ for one in each if isinstance(one, kinds)]
+    if found:
+        raise TypeError(
+            "`hmp.convert` takes no model and no optimizer: it works on all of torch, whatever the model, and "
+            "returns nothing. Write `hmp.convert()`, or `hmp.convert(within=model)` to lower only while the "
+            f"model's forward runs; got {', '.join(found)}"
+        )
+
+
+def flags(command: str) -> dict[str, Flag]:
+    """Returns what a command has on its command line, by the name of the option."""
+    found = {one.name: one.metadata["flag"] for one in fields(Options)}
+    return {name: flag for name, flag in found.items() if flag is not None and command in flag.commands}
+
+
+def takes_options(options: Callable[_P, _T]) -> Callable[[Callable[[_T], None]], Callable[_P, None]]:
+    """Gives a function the parameters of :class:`Options`, and their description in its docstring. In a ``with``
+    statement its result raises, and says why."""
+
+    with_modules = {one.name for one in fields(Options) if one.metadata["takes_modules"]}
+
+    def decorate(function: Callable[[_T], None]) -> Callable[_P, None]:
+        @functools.wraps(function)
+        def taking(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+            _reject_models([*args, *(value for name, value in kwargs.items() if name not in with_modules)])
+            check_keywords(taking, kwargs)
+            function(options(*args, **kwargs))
+            return not_a_block
+
+        taking.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        taking.__doc__ = (function.__doc__ or "").replace("{options}", _described())
+        return taking
+
+    return decorate
+
+
+def _described() -> str:
+    """Returns the lines about the options for a docstring."""
+    lines = [f"{one.name}: {one.metadata['text']}" for one in fields(Options)]
+    return "\n".join(
+        textwrap.fill(line, 120, initial_indent=8 * " ", subsequent_indent=12 * " ", break_on_hyphens=False)
+        for line in lines
+    ).lstrip()
