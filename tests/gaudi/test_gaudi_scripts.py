@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,27 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from helpers import forked
+
 SCRIPTS = Path(__file__).parent / "scripts"
+LISTS = ("--hmp", "--hmp-bf16", "bf16.txt", "--hmp-fp32", "fp32.txt")
 
 #: Starts a script with the stand-in.
 START = ("-m", "habana_mp", "run", "--gaudi=cpu", "--")
+TWO = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+
+#: What these scripts need and map, other than the rest.
+LAZY = {"compiled.py": "0"}
+MAPPED = {"migrated_diffusion.py": "cuda", "speech_ctc.py": "hpu:0"}
 
 
-def started(folder: Path, name: str, *options: str, processes: int = 1, mapped: str = "hpu", lazy: str = "1") -> str:
-    """Runs the script and returns what it prints. ``mapped`` is the device whose mapping must be logged."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PT_HPU_LAZY_MODE": lazy}
-    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone") if processes > 1 else ()
-    done = subprocess.run(
-        [sys.executable, *launcher, *START, str(SCRIPTS / name), *options],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        cwd=folder,
-        env=environment,
-    )
+def started(folder: Path, script: Path, *options: str, processes: int = 1) -> str:
+    """Runs the script and returns what it prints. It must log the mapping of its device."""
+    words = [*START, str(script), *options]
+    environment = forked.environment_with(GLOO_SOCKET_IFNAME="lo", PT_HPU_LAZY_MODE=LAZY.get(script.name, "1"))
+    if processes == 1:
+        done = forked.run(words, cwd=folder, environment=environment, timeout=400)
+    else:
+        command = [sys.executable, *TWO, *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=400, check=False, cwd=folder, env=environment
+        )
     assert done.returncode == 0, done.stderr
-    assert f"{mapped} is cpu here" in done.stderr
+    assert f"{MAPPED.get(script.name, 'hpu')} is cpu here" in done.stderr
     return done.stdout
 
 
@@ -40,55 +45,82 @@ def number(label: str, output: str) -> float:
     return float(found[-1])
 
 
-def test_a_classification_trains_alone_in_mixed_precision_as_in_fp32(tmp_path: Path) -> None:
-    plain = started(tmp_path, "classification.py")
-    mixed = started(tmp_path, "classification.py", "--hmp")
-    assert number("accuracy", plain) > 0.95
-    assert abs(number("accuracy", mixed) - number("accuracy", plain)) < 0.02
-    assert abs(number("loss", mixed) - number("loss", plain)) < 0.02
-    assert (tmp_path / "checkpoint.pt").exists()
-
-
-def test_a_classification_trains_in_two_processes(tmp_path: Path) -> None:
+def test_a_classification_trains_in_two_processes_as_alone_in_fp32(tmp_path: Path) -> None:
     (tmp_path / "bf16.txt").write_text("addmm\navg_pool2d\nbmm\nconv2d\ndot\nmax_pool2d\nmm\nmv\nrelu\nt\nlinear\n")
     (tmp_path / "fp32.txt").write_text("cross_entropy\nlog_softmax\nsoftmax\nnll_loss\ntopk\n")
-    lists = ("--hmp", "--hmp-bf16", "bf16.txt", "--hmp-fp32", "fp32.txt")
-    plain = started(tmp_path, "classification.py", processes=2)
-    mixed = started(tmp_path, "classification.py", *lists, processes=2)
+    plain = started(tmp_path, SCRIPTS / "classification.py")
+    mixed = started(tmp_path, SCRIPTS / "classification.py", *LISTS, processes=2)
     assert plain.count("accuracy") == mixed.count("accuracy") == 1
-    assert abs(number("accuracy", mixed) - number("accuracy", plain)) < 0.02
-    assert abs(number("loss", mixed) - number("loss", plain)) < 0.05
-
-
-def test_a_pretraining_with_added_gradients_trains_in_mixed_precision_as_in_fp32(tmp_path: Path) -> None:
-    plain, mixed = (started(tmp_path, "pretraining.py", *options) for options in ((), ("--use_hmp",)))
-    other_seed = started(tmp_path, "pretraining.py", "--seed", "13")
-    noise = abs(number("final loss", other_seed) - number("final loss", plain))
-    assert number("final loss", plain) < 2.8 < number("step 0 loss", plain)
-    assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.02)
+    assert number("accuracy", plain) > 0.95
+    assert abs(number("accuracy", mixed) - number("accuracy", plain)) < 0.05
+    assert (tmp_path / "checkpoint.pt").exists()
 
 
 def test_a_detector_trains_with_a_loss_in_float32_as_in_fp32(tmp_path: Path) -> None:
     (tmp_path / "bf16.txt").write_text("conv2d\nrelu\nmax_pool2d\n")
     (tmp_path / "fp32.txt").write_text("batch_norm\nsoftmax\ncross_entropy\nsmooth_l1_loss\n")
-    lists = ("--hmp", "--hmp-bf16", "bf16.txt", "--hmp-fp32", "fp32.txt")
-    plain, other_seed = (started(tmp_path, "detection.py", *options) for options in ((), ("--seed", "1")))
-    noise = abs(number("final loss", other_seed) - number("final loss", plain))
+    plain, mixed = (started(tmp_path, SCRIPTS / "detection.py", *options) for options in ((), LISTS))
     assert number("recall", plain) > 0.85
-    for options in (("--hmp",), lists):
-        mixed = started(tmp_path, "detection.py", *options)
-        assert abs(number("recall", mixed) - number("recall", plain)) < 0.05
-        assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.03)
-
-
-@pytest.mark.parametrize("option", ["--hmp", pytest.param("--autocast", marks=pytest.mark.slow)])
-def test_a_self_supervised_training_with_a_moving_average(option: str, tmp_path: Path) -> None:
-    plain, mixed = started(tmp_path, "self_supervised.py"), started(tmp_path, "self_supervised.py", option)
+    assert abs(number("recall", mixed) - number("recall", plain)) < 0.05
     assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05
 
 
-@pytest.mark.parametrize("script", ["lightning_classification.py", "trainer.py"])
-def test_trainers_of_libraries_train_in_mixed_precision_as_in_fp32(script: str, tmp_path: Path) -> None:
-    plain, mixed = started(tmp_path, script), started(tmp_path, script, "--hmp")
-    assert number("final loss", plain) < 0.5
-    assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        ("compiled.py", "--autocast"),
+        ("fused_decoder.py", "--hmp"),
+        ("inference_graphs.py", "--bf16"),
+        ("lightning_plugin.py", "--hmp"),
+        ("migrated_diffusion.py", "--amp"),
+        ("mixture_of_experts.py", "--autocast"),
+        ("self_supervised.py", "--hmp"),
+        ("speech_ctc.py", "--autocast"),
+        ("trainer.py", "--hmp"),
+        ("trainer_loop.py", "--bf16"),
+        pytest.param("fused_decoder.py", "--autocast", marks=pytest.mark.slow),
+        pytest.param("lightning_plugin.py", "--bf16", marks=pytest.mark.slow),
+        pytest.param("mixture_of_experts.py", "--hmp", marks=pytest.mark.slow),
+        pytest.param("self_supervised.py", "--autocast", marks=pytest.mark.slow),
+    ],
+)
+def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, option: str, tmp_path: Path) -> None:
+    exact, mixed = (number("final loss", started(tmp_path, SCRIPTS / script, *options)) for options in ((), (option,)))
+    assert exact < 0.5 or script == "self_supervised.py"  # the loss of its two views has no such bound
+    assert abs(mixed - exact) < (0.05 if script in ("self_supervised.py", "trainer.py") else 0.02)
+
+
+def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
+    assert number("final loss", started(tmp_path, SCRIPTS / "deepspeed_like.py", "--deterministic")) < 0.5
+
+
+NORMS = """
+import copy, torch
+import torch.distributed as dist
+from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
+size, rank, _ = initialize_distributed_hpu()
+dist.init_process_group("hccl", rank=rank, world_size=size)
+torch.manual_seed(0)
+for momentum in (0.1, None):
+    alone = torch.nn.BatchNorm1d(3, momentum=momentum).double()
+    torch.nn.init.normal_(alone.weight)
+    together = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).to("hpu")
+    part = slice(0, 2) if rank == 0 else slice(2, 5)
+    for _ in range(2):
+        x, weights = torch.randn(5, 3, 4, dtype=torch.float64) + 2, torch.randn(5, 3, 4, dtype=torch.float64)
+        y = x[part].clone().requires_grad_()
+        expected, found = alone(x.requires_grad_()), together(y)
+        (expected * weights).sum().backward(), (found * weights[part]).sum().backward()
+        assert torch.allclose(found, expected[part]) and torch.allclose(y.grad, x.grad[part])
+    dist.all_reduce(together.weight.grad)
+    assert torch.allclose(together.weight.grad, alone.weight.grad)
+    for name, one in alone.named_buffers():
+        assert torch.allclose(one, together.get_buffer(name)), name
+    assert torch.allclose(alone.eval()(x), together.eval()(x))
+print("done")
+"""
+
+
+def test_batch_norms_are_synchronised_on_a_cpu(tmp_path: Path) -> None:
+    (tmp_path / "norms.py").write_text(NORMS)
+    assert started(tmp_path, tmp_path / "norms.py", processes=2).count("done") == 2

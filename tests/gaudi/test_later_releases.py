@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from gaudi.test_gaudi_scripts import number, started
-from helpers.gaudi import gaudi, run_gaudi
-
-#: What these scripts need and map, other than the rest.
-EXPECTED: dict[str, Any] = {
-    "compiled.py": {"lazy": "0"},
-    "migrated_diffusion.py": {"mapped": "cuda"},
-    "migrated_from_cuda.py": {"mapped": "cuda"},
-    "speech_ctc.py": {"mapped": "hpu:0"},
-}
+from helpers.gaudi import gaudi
 
 
 def test_a_region_of_another_device_changes_nothing() -> None:
@@ -52,27 +37,9 @@ def test_a_region_of_another_device_changes_nothing() -> None:
     )
 
 
-def test_without_the_stand_in_the_report_names_a_region_of_a_device_that_is_not_here(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import torch\nx = torch.ones(2, 2)\nfor _ in range(3):\n"
-        "    with torch.autocast('xpu', enabled=False):\n        x @ x\nwith torch.autocast('cpu', enabled=False):\n"
-        "    x @ x\n"
-    )
-    command = [sys.executable, "-m", "habana_mp", "run", "script.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    first = done.stderr.splitlines()[1]
-    assert (
-        "Casts are off in the disabled region of torch.autocast for xpu at script.py:4, though no xpu is here" in first
-    )
-    assert "--gaudi" in first
-
-
-@pytest.mark.parametrize("by", ["import habana_frameworks.torch.gpu_migration", ""])
-def test_migration_from_cuda(by: str) -> None:
-    environment = {} if by else {"PT_HPU_GPU_MIGRATION": "1"}
+def test_migration_from_cuda() -> None:
     gaudi(
-        f"""
-        {by or "pass"}
+        """
         import warnings
         warnings.simplefilter("ignore", FutureWarning)
         x = torch.ones(2, 2).cuda()
@@ -100,22 +67,8 @@ def test_migration_from_cuda(by: str) -> None:
             assert cuda.current_stream().query()
         assert 0 < cuda.memory_allocated() <= cuda.max_memory_allocated() and "InUse" in cuda.memory_stats()
         """,
-        **environment,
+        PT_HPU_GPU_MIGRATION="1",
     )
-
-
-def test_each_mapped_call_is_logged_once_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import torch\nimport habana_frameworks.torch.gpu_migration\nfor _ in range(3):\n"
-        "    torch.cuda.is_available()\n    torch.cuda.amp.GradScaler()\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-m", "habana_mp", "run", "--gaudi=cpu", "script.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    logged = [line for line in done.stderr.splitlines() if line.startswith("habana_mp.gaudi: ")]
-    assert [line.partition("script.py:")[2] for line in logged] == [
-        "4: cuda is cpu here (torch.cuda.is_available)",
-        "5: cuda is cpu here (torch.amp.GradScaler)",
-    ]
 
 
 def test_gaudis_backend_of_torch_compile() -> None:
@@ -162,72 +115,6 @@ def test_labels_in_int32() -> None:
         assert F.cross_entropy(scores, scores.softmax(-1)).item() > 0  # probabilities stay as they are
         """
     )
-
-
-def test_the_reference_in_float32_needs_no_edit(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch\nfrom habana_frameworks.torch.hpex import hmp\n"
-        "hmp.convert(opt_level='O1', bf16_file_path='', fp32_file_path='', isVerbose=False)\n"
-        "x = torch.ones(2, 2, device='hpu')\nprint((x @ x).dtype)\n"
-        "with torch.autocast('hpu'):\n    print((x @ x).dtype)\n"
-    )
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "habana_mp", "run", *words, "script.py"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-
-    assert run("--gaudi").stdout.split() == ["torch.bfloat16"] * 2
-    assert run("--gaudi=", "--opt-level", "o0").stdout.split() == ["torch.float32"] * 2
-    for words, expected in (
-        ((), "the script is written for Gaudi: `habana-mp run --gaudi`"),
-        (("--gaudi", "cpu"), "a device stands after a `=`: --gaudi=cpu"),
-        (("--gaudi=cpu:1",), "`device` must be one of 1 here, numbered from 0; got 'cpu:1'"),
-        (("--gaudi", "--opt-level=O2"), "--opt-level O0 alone does"),
-    ):
-        done = run(*words)
-        assert done.returncode != 0
-        assert expected in done.stderr, done.stderr
-    script.write_text("import torch\ntorch.ones(2, device='hpu')\n")
-    assert "the script is written for Gaudi" in run().stderr
-
-
-@pytest.mark.parametrize(
-    ("script", "options"),
-    [
-        ("ddp_autocast.py", ["--autocast"]),
-        ("migrated_from_cuda.py", ["--amp"]),
-        ("compiled.py", ["--autocast"]),
-        ("fused_decoder.py", ["--autocast", "--hmp"]),
-        ("fairseq_like.py", ["--hmp"]),
-        ("inference_graphs.py", ["--bf16"]),
-        ("lightning_plugin.py", ["--bf16", "--hmp"]),
-        ("migrated_diffusion.py", ["--amp"]),
-        ("mixture_of_experts.py", ["--autocast", "--hmp"]),
-        ("speech_ctc.py", ["--autocast"]),
-        ("trainer_loop.py", ["--bf16"]),
-    ],
-)
-def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, options: list[str], tmp_path: Path) -> None:
-    environment = EXPECTED.get(script, {})
-    exact = number("final loss", started(tmp_path, script, **environment))
-    assert exact < 0.5
-    for option in options:
-        mixed = number("final loss", started(tmp_path, script, option, **environment))
-        assert abs(mixed - exact) < 0.02, option
-
-
-@pytest.mark.parametrize(("script", "option"), [("ddp_autocast.py", "--autocast"), ("migrated_from_cuda.py", "--amp")])
-def test_whole_scripts_train_in_two_processes(script: str, option: str, tmp_path: Path) -> None:
-    plain, mixed = (
-        started(tmp_path, script, *words, processes=2, **EXPECTED.get(script, {})) for words in ((), (option,))
-    )
-    assert plain.count("final loss") == mixed.count("final loss") == 1
-    assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05
-
-
-def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
-    assert number("final loss", started(tmp_path, "deepspeed_like.py", "--deterministic")) < 0.5
 
 
 def test_a_device_may_be_given_by_its_number() -> None:
@@ -352,80 +239,6 @@ def test_modules_and_classes_of_torch_cuda_migrate() -> None:
         assert torch.equal(compiled(x), x + 1)
         """
     )
-
-
-def test_a_region_of_cuda_gives_no_warning_of_ours() -> None:
-    gaudi(
-        """
-        import warnings, habana_frameworks.torch.gpu_migration
-        warnings.simplefilter("ignore", FutureWarning)
-        with warnings.catch_warnings(record=True) as caught:
-            with torch.cuda.amp.autocast():
-                pass
-        assert not [one for one in caught if "cache_enabled" in str(one.message)], caught
-        """
-    )
-
-
-NORMS = """
-import copy, torch
-import torch.distributed as dist
-from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
-size, rank, _ = initialize_distributed_hpu()
-dist.init_process_group("hccl", rank=rank, world_size=size)
-torch.manual_seed(0)
-for momentum in (0.1, None):
-    alone = torch.nn.BatchNorm1d(3, momentum=momentum).double()
-    torch.nn.init.normal_(alone.weight)
-    together = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).to("hpu")
-    part = slice(0, 2) if rank == 0 else slice(2, 5)
-    for _ in range(2):
-        x, weights = torch.randn(5, 3, 4, dtype=torch.float64) + 2, torch.randn(5, 3, 4, dtype=torch.float64)
-        y = x[part].clone().requires_grad_()
-        expected, found = alone(x.requires_grad_()), together(y)
-        (expected * weights).sum().backward(), (found * weights[part]).sum().backward()
-        assert torch.allclose(found, expected[part]) and torch.allclose(y.grad, x.grad[part])
-    dist.all_reduce(together.weight.grad)
-    assert torch.allclose(together.weight.grad, alone.weight.grad)
-    for name, one in alone.named_buffers():
-        assert torch.allclose(one, together.get_buffer(name)), name
-    assert torch.allclose(alone.eval()(x), together.eval()(x))
-print("final loss 0.0")
-"""
-
-
-def test_batch_norms_are_synchronised_on_a_cpu(tmp_path: Path) -> None:
-    (tmp_path / "norms.py").write_text(NORMS)
-    assert started(tmp_path, str(tmp_path / "norms.py"), processes=2).count("final loss 0.0") == 2
-
-
-def test_a_wrong_level_in_the_environment_is_found_at_once(tmp_path: Path) -> None:
-    done = run_gaudi("print('reached')", HABANA_MP_OPT_LEVEL="O7")
-    assert done.returncode == 1
-    assert (done.stdout, "HABANA_MP_OPT_LEVEL must be O0" in done.stderr) == ("", True)
-    (tmp_path / "script.py").write_text("print('reached')")
-    command = [sys.executable, "-m", "habana_mp", "run", "--gaudi", "script.py"]
-    environment = {**os.environ, "HABANA_MP_OPT_LEVEL": "O7"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "habana-mp run: error: HABANA_MP_OPT_LEVEL must be O0" in done.stderr
-
-
-def test_the_report_names_only_regions_that_matter_and_each_compiled_function_once(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    command = [sys.executable, "-m", "habana_mp", "run", "script.py"]
-    script.write_text(
-        "import torch\nx = torch.ones(2, 2)\nx @ x\nwith torch.autocast('xpu', enabled=False):\n    pass\nx @ x\n"
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "though no xpu is here" not in done.stderr
-    script.write_text(
-        "import torch\n\ndef function(x):\n    with torch.autocast('xpu', enabled=False):\n        x = x @ x\n"
-        "        print()\n        return x @ x\n\ncompiled = torch.compile(function, backend='eager')\n"
-        "for size in (2, 3, 4):\n    compiled(torch.ones(size, size))\n"
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "torch.autocast for xpu at script.py:3, though no xpu is here" in done.stderr, done.stderr
 
 
 #: What the import of optimum-habana does in a release for autocast.

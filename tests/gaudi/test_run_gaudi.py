@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from helpers.processes import RUN, python
 
 SCRIPT = """
 import torch
@@ -19,50 +18,81 @@ x = torch.ones(2, 8, device="hpu")
 before = model(x).dtype
 hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
 print(before, model(x).dtype)
-htcore.mark_step()
+with torch.autocast("hpu"):
+    print(model(x).dtype)
 """
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "habana_mp", "run", *words, "script.py"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+def run(folder: Path, *words: str, script: str = SCRIPT, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    return python(*RUN, *words, "script.py", cwd=folder, **environment)
 
 
-@pytest.mark.parametrize("option", ["--gaudi", "--gaudi=cpu"])
-def test_the_script_alone_converts(tmp_path: Path, option: str) -> None:
-    done = run(tmp_path, option)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "torch.float32 torch.bfloat16\n"
-    assert "habana-mp: calls: 1 in bf16" in done.stderr
+def test_the_script_alone_converts_and_its_report_is_as_fine_as_was_asked_for(tmp_path: Path) -> None:
+    done = run(tmp_path, "--gaudi", "--detail", "lines", "--report", "out.json")
+    assert done.stdout.split() == ["torch.float32", "torch.bfloat16", "torch.bfloat16"], done.stderr
+    assert "habana-mp: calls: 2 in bf16" in done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["rows"]
+    rows = {(row["module"], row["line"], row["precision"]) for row in found if row["operation"] == "linear"}
+    assert rows == {("Linear", 10, "bf16"), ("Linear", 12, "bf16")}
+
+
+def test_the_reference_in_float32_needs_no_edit(tmp_path: Path) -> None:
+    assert run(tmp_path, "--gaudi=", "--opt-level", "o0").stdout.split() == ["torch.float32"] * 3
 
 
 def test_a_script_that_does_not_convert_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(
-        "import torch\ntorch.ones(2, 2, device='hpu') @ torch.ones(2, 2, device='hpu')\n"
-    )
-    command = [sys.executable, "-m", "habana_mp", "run", "--gaudi=cpu", "plain.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run(tmp_path, "--gaudi=cpu", script="import torch\ntorch.ones(2, 2, device='hpu') @ torch.ones(2, 2)\n")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "habana-mp: `hmp.convert` was not called"
 
 
-def test_its_report_is_as_fine_as_was_asked_for(tmp_path: Path) -> None:
-    done = run(tmp_path, "--gaudi=cpu", "--detail", "lines", "--report", "out.json")
-    assert done.returncode == 0, done.stderr
-    (row,) = [row for row in json.loads((tmp_path / "out.json").read_text())["rows"] if row["operation"] == "linear"]
-    assert (row["module"], row["line"], row["precision"]) == ("Linear", 10, "bf16")
-
-
-@pytest.mark.parametrize("word", ["--bf16=a.txt", "--preset=torch-cpu", "--opt-level=O2", "--verbose"])
-def test_what_only_the_script_can_say_is_refused(tmp_path: Path, word: str) -> None:
+def test_wrong_options_are_refused_before_the_script_begins(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("mm\n")
-    done = run(tmp_path, "--gaudi=cpu", word)
-    assert done.returncode == 2
-    assert "does not go with --gaudi: the script's own `hmp.convert` decides" in done.stderr
+    for words, expected in {
+        ("--gaudi=cpu", "--bf16=a.txt"): "--bf16 does not go with --gaudi: the script's own `hmp.convert` decides",
+        ("--gaudi", "--opt-level=O2"): "--opt-level O0 alone does",
+        ("--gaudi=nothing",): "`device` must be ",
+        ("--gaudi=cpu:1",): "`device` must be one of 1 here, numbered from 0; got 'cpu:1'",
+        ("--gaudi", "cpu"): "a device stands after a `=`: --gaudi=cpu",
+    }.items():
+        done = run(tmp_path, *words)
+        assert (done.returncode, done.stdout, expected in done.stderr) == (2, "", True), done.stderr
+    done = run(tmp_path, "--gaudi", HABANA_MP_OPT_LEVEL="O7")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "habana-mp run: error: HABANA_MP_OPT_LEVEL must be O0" in done.stderr
 
 
-def test_a_device_that_is_not_here_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "--gaudi=nothing")
-    assert done.returncode == 2
-    assert "nothing" in done.stderr
+def test_without_the_option_a_script_for_gaudi_is_told_of_it(tmp_path: Path) -> None:
+    for script in (SCRIPT, "import torch\ntorch.ones(2, device='hpu')\n"):
+        done = run(tmp_path, script=script)
+        assert "the script is written for Gaudi: `habana-mp run --gaudi`" in done.stderr
+
+
+def test_each_mapped_call_is_logged_once_with_its_place(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "--gaudi=cpu",
+        script="import torch\nimport habana_frameworks.torch.gpu_migration\nfor _ in range(3):\n"
+        "    torch.cuda.is_available()\n    torch.amp.GradScaler('cuda')\n",
+    )
+    logged = [line for line in done.stderr.splitlines() if line.startswith("habana_mp.gaudi: ")]
+    assert [line.partition("script.py:")[2] for line in logged] == [
+        "4: cuda is cpu here (torch.cuda.is_available)",
+        "5: cuda is cpu here (torch.amp.GradScaler)",
+    ]
+
+
+def test_without_the_stand_in_the_report_names_a_region_of_a_device_that_is_not_here(tmp_path: Path) -> None:
+    loop = "import torch\nx = torch.ones(2, 2)\nx @ x\nwith torch.autocast('xpu', enabled=False):\n    {}\n"
+    told = "Casts are off in the disabled region of torch.autocast for xpu at script.py:4, though no xpu is here"
+    first = run(tmp_path, script=loop.format("x @ x")).stderr.splitlines()[1]
+    assert told in first
+    assert "--gaudi" in first
+    assert "though no xpu is here" not in run(tmp_path, script=loop.format("pass")).stderr
+    compiled = (
+        "import torch\n\ndef function(x):\n    with torch.autocast('xpu', enabled=False):\n        x = x @ x\n"
+        "        print()\n        return x @ x\n\ncompiled = torch.compile(function, backend='eager')\n"
+        "for size in (2, 3, 4):\n    compiled(torch.ones(size, size))\n"
+    )
+    assert "torch.autocast for xpu at script.py:3, though no xpu is here" in run(tmp_path, script=compiled).stderr

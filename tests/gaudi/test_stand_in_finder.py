@@ -58,31 +58,22 @@ def test_a_library_that_asks_is_told_that_there_is_none(tmp_path: Path) -> None:
     assert lines == ["(None, None, False, False)", "False False True False"]
 
 
-def test_transformers_and_accelerate_answer_as_they_do_without_it() -> None:
+def test_libraries_answer_as_they_do_without_it() -> None:
     code = """
         import transformers.utils.import_utils as of_transformers, accelerate.utils.imports as of_accelerate
-        import accelerate, transformers, torch
+        import accelerate, peft, pytorch_lightning, torchmetrics, transformers, torch
+        from lightning_utilities.core.imports import module_available, package_available
         print(of_transformers.is_torch_hpu_available(), of_accelerate.is_hpu_available())
         print(of_transformers._is_package_available("habana_frameworks"), of_accelerate.is_habana_gaudi1())
         print(accelerate.PartialState().device)
         print(torch.gather is torch._C._VariableFunctions.gather)  # where there is an HPU, it is exchanged
-        """
-    without = gaudi(code, on="")
-    assert without[0] == "False False"
-    assert gaudi(code) == without
-    imported = "import habana_mp.gaudi\nimport habana_frameworks.torch.core, torch\nassert torch.hpu.is_available()\n"
-    assert gaudi(code, on=imported) == without
-
-
-def test_other_libraries_answer_as_they_do_without_it() -> None:
-    code = """
-        import peft, torchmetrics, pytorch_lightning
-        from lightning_utilities.core.imports import module_available, package_available
         print(module_available("habana_frameworks"), package_available("habana_frameworks"))
         print(type(pytorch_lightning.Trainer(logger=False, barebones=True).accelerator).__name__)
         """
-    on = "import habana_mp.gaudi\nimport habana_frameworks.torch.core\n"
-    assert gaudi(code, on=on) == gaudi(code, on="") == ["False False", "CPUAccelerator"]
+    without = gaudi(code, on="")
+    assert (without[0], *without[-2:]) == ("False False", "False False", "CPUAccelerator")
+    imported = "import habana_mp.gaudi\nimport habana_frameworks.torch.core, torch\nassert torch.hpu.is_available()\n"
+    assert gaudi(code, on=imported) == without
 
 
 def test_a_script_that_a_library_calls_still_finds_it(tmp_path: Path) -> None:
@@ -114,13 +105,6 @@ def test_the_real_package_is_never_shadowed(tmp_path: Path) -> None:
 def test_a_module_of_the_scripts_that_is_called_hmp_stays_the_scripts(tmp_path: Path) -> None:
     (tmp_path / "hmp.py").write_text("own = True\n")
     assert gaudi("import hmp; print(hmp.own)", PYTHONPATH=str(tmp_path)) == ["True"]
-
-
-def test_a_device_that_is_not_here_is_an_error_that_says_what_is() -> None:
-    for given in ("tpu", "xpu", "meta"):
-        done = run_gaudi("", HABANA_MP_GAUDI=given)
-        assert "ValueError: `device` must be " in done.stderr, given
-        assert given in done.stderr
 
 
 def test_the_environment_variable_switches_it_on_where_the_package_is_imported() -> None:
@@ -177,20 +161,26 @@ def test_the_first_line_of_a_script_is_enough(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
 
 
-def test_switch_on_takes_a_device_and_changes_it() -> None:
+def test_switch_on_takes_a_device_that_is_here() -> None:
     code = """
         import os
         from habana_mp.gaudi import devices, prepare_children, switch_on
         switch_on("cpu"), switch_on(None), prepare_children("cpu")
         print(devices().real, os.environ["HABANA_MP_GAUDI"])
-        try:
-            switch_on("cuda:7")
-        except ValueError as error:
-            print(error)
+        for wrong in ("cuda:7", "tpu", "xpu", "meta"):
+            try:
+                switch_on(wrong)
+            except ValueError as error:
+                print(error)
         """
-    first, second = gaudi(code)
+    first, *errors = gaudi(code)
     assert first == "cpu cpu"
-    assert second == "`device` must be one that is here: cpu; got 'cuda:7'"
+    assert errors[0] == "`device` must be one that is here: cpu; got 'cuda:7'"
+    for error, name in zip(errors, ("cuda:7", "tpu", "xpu", "meta"), strict=True):
+        assert error.startswith("`device` must be ")
+        assert name in error
+    done = run_gaudi("", HABANA_MP_GAUDI="tpu")
+    assert "ValueError: `device` must be " in done.stderr
 
 
 def test_a_model_of_the_stand_in_is_unpickled_by_torch() -> None:

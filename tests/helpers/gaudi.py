@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
+
+from helpers import forked
 
 ON = "import habana_mp.gaudi\nimport torch\n"
 _NOT_PASSED_ON = ("HABANA_MP_GAUDI", "PT_HPU_LOG_MOD_MASK", "PT_HPU_LOG_TYPE_MASK", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def run_gaudi(
-    code: str, *, on: str = ON, cwd: Path | None = None, arguments: Sequence[str] = (), **environment: str
+    code: str, *, on: str = ON, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the code. Its first line switches the stand-in on, unless ``on`` is given."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    return subprocess.run(
-        [sys.executable, "-c", on + textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=cwd or Path(__file__).parents[1],
-        env={**kept, "OMP_NUM_THREADS": "1", **environment},
-    )
+    usual = {name: value for name, value in forked.environment_with().items() if name not in _NOT_PASSED_ON}
+    words, folder = ["-c", on + textwrap.dedent(code)], cwd or Path(__file__).parents[1]
+    return forked.run(words, cwd=folder, environment={**usual, **environment}, timeout=300)
 
 
 def gaudi(code: str, *, on: str = ON, cwd: Path | None = None, **environment: str) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+from helpers import forked
 
 #: The working directory in which a script can import ``helpers``.
 TESTS = Path(__file__).parents[1]
@@ -26,28 +26,12 @@ def run_script(
     code: str, *arguments: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, by default in a folder where it can import ``helpers``."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd or TESTS,
-        env={**os.environ, **environment},
-    )
+    return python("-c", code, *arguments, cwd=cwd or TESTS, **environment)
 
 
 def python(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs ``python`` with these arguments, and with one thread for torch."""
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    return forked.run([*map(str, words)], cwd=cwd, environment=forked.environment_with(**environment))
 
 
 #: The arguments of ``python`` that start ``habana-mp run``.
