@@ -84,12 +84,9 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize("step", ["1", "3"])
-def test_a_healthy_script_has_no_finding_in_any_step(
-    step: str, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_healthy_script_has_no_finding_in_a_later_step(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text(HEALTHY)
-    assert _diagnosed("--preset", "hmp-default", "--step", step, "--report", "found.json", str(script)) == 0
+    assert _diagnosed("--preset", "hmp-default", "--step", "3", "--report", "found.json", str(script)) == 0
     assert capsys.readouterr().out.startswith("Healthy")
     assert not [one for one in json.loads((script.parent / "found.json").read_text())["excess"] if "(weight" in one]
 

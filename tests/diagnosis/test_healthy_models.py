@@ -15,12 +15,6 @@ from helpers.architectures import make_batch, make_model
 Step = Callable[[], torch.Tensor]
 
 
-def _mlp() -> Step:
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    x, y = torch.randn(128, 32), torch.randint(0, 10, (128,))
-    return lambda: F.cross_entropy(model(x), y)
-
-
 def _cnn() -> Step:
     model = nn.Sequential(
         *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3)),
@@ -47,23 +41,6 @@ def _lstm() -> Step:
     return lambda: F.cross_entropy(model(words).flatten(0, 1), words.flatten())
 
 
-def _unet() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down, self.middle = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)
-            self.up, self.last = nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.Conv2d(19, 3, 3, 1, 1)
-            self.norm = nn.GroupNorm(4, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = F.silu(self.norm(self.down(x)))
-            y = self.up(F.silu(self.middle(y)) + y)
-            return self.last(torch.cat([x, y], 1))
-
-    model, x, y = Model(), torch.randn(8, 3, 32, 32), torch.randn(8, 3, 32, 32)
-    return lambda: F.mse_loss(model(x), y)
-
-
 def _vae() -> Step:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -80,17 +57,11 @@ def _vae() -> Step:
     return lambda: model(x)
 
 
-OWN = {"mlp": _mlp, "cnn": _cnn, "lstm": _lstm, "unet": _unet, "vae": _vae}
-
-ARCHITECTURES = (
-    *(("causal", "gpt2"), ("causal", "llama"), ("causal", "mamba"), ("masked", "bert"), ("masked", "deberta")),
-    *(("seq2seq", "t5"), ("seq2seq", "bart"), ("image", "vit"), ("sequence", "roberta")),
-)
-
-every_preset = pytest.mark.parametrize("preset", ["recommended", "hmp-default"])
+OWN = {"cnn": _cnn, "lstm": _lstm, "vae": _vae}
+ARCHITECTURES = (("causal", "llama"), ("causal", "mamba"), ("masked", "deberta"), ("seq2seq", "t5"), ("image", "vit"))
 
 
-@every_preset
+@pytest.mark.parametrize("preset", ["recommended", "hmp-default"])
 @pytest.mark.parametrize("name", OWN)
 def test_a_healthy_model_has_no_finding(name: str, preset: str) -> None:
     torch.manual_seed(0)
@@ -101,12 +72,11 @@ def test_a_healthy_model_has_no_finding(name: str, preset: str) -> None:
     assert found.rows
 
 
-@every_preset
 @pytest.mark.parametrize(("kind", "architecture"), ARCHITECTURES)
-def test_a_healthy_transformer_has_no_finding(kind: str, architecture: str, preset: str) -> None:
+def test_a_healthy_transformer_has_no_finding(kind: str, architecture: str) -> None:
     model = make_model(kind, architecture)
     batch = make_batch(kind, model)
-    hmp.convert(preset=preset)
+    hmp.convert(preset="hmp-default")
     found = hmp.diagnose(lambda: model(**batch).loss)
     assert found.healthy, found
     assert found.rows

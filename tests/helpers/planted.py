@@ -66,25 +66,6 @@ def _mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class _Attention(nn.Module):
-    """A block of a transformer."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp = _mlp(width, 2 * width, width)
-
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        if bias is not None:
-            scores = scores + bias
-        x = x + self.out(scores.softmax(-1) @ v)
-        return x + self.mlp(x)
-
-
 # ---- no gradient passes ----------------------------------------------------------------------------------------------
 
 
@@ -104,28 +85,6 @@ def timesteps() -> Step:
     model, x, noise = Model(), torch.randn(64, 64), torch.randn(64, 64)
     t = torch.randint(0, 1000, (64,))
     return lambda: F.mse_loss(model(x, t), noise)
-
-
-@_fault("transformer", "position", "mul")
-def rotary_positions() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(50, 32)
-            self.block = _Attention()
-            self.head = nn.Linear(32, 50)
-            self.register_buffer("inverse", 1e4 ** (-torch.arange(16) / 16))
-
-        def forward(self, words: torch.Tensor) -> torch.Tensor:
-            positions = torch.arange(words.shape[1]).float()
-            angles = positions[:, None] * self.inverse  # planted
-            x = self.embed(words)
-            a, b = x.chunk(2, -1)
-            x = torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
-            return self.head(self.block(x))
-
-    model, words = Model(), torch.randint(0, 50, (2, 700))
-    return lambda: F.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
 
 
 @_fault("tabular", "index", "mul")
@@ -162,63 +121,6 @@ def neighbours_within_a_radius() -> Step:
     return lambda: F.mse_loss(model(x, places), y)
 
 
-@_fault("points", "index", "div")
-def voxels() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.grid = nn.Parameter(torch.randn(128, 16))
-            self.head = _mlp(16, 32, 3)
-
-        def forward(self, points: torch.Tensor) -> torch.Tensor:
-            cells = points / 0.05  # planted
-            place = cells.floor().long() % 128
-            return self.head(self.grid[place.sum(-1) % 128])
-
-    model, points, y = Model(), 40 * torch.rand(200, 3), torch.randn(200, 3)
-    return lambda: F.mse_loss(model(points), y)
-
-
-@_fault("transformer", "index", "log")
-def buckets_of_distances() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(50, 32)
-            self.bias = nn.Embedding(400, 1)
-            self.block = _Attention()
-            self.head = nn.Linear(32, 50)
-
-        def forward(self, words: torch.Tensor) -> torch.Tensor:
-            n = words.shape[1]
-            apart = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs().float() + 1
-            logarithms = torch.log(apart)  # planted
-            bias = self.bias((logarithms * 80).long().clamp(max=399)).squeeze(-1)
-            return self.head(self.block(self.embed(words), 3 * bias))
-
-    model, words = Model(), torch.randint(0, 50, (2, 96))
-    return lambda: F.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
-
-
-@_fault("transformer", "position", "cumsum")
-def positions_of_a_mask() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(50, 32)
-            self.places = nn.Embedding(800, 32)
-            self.block = _Attention()
-            self.head = nn.Linear(32, 50)
-
-        def forward(self, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            places = mask.cumsum(1)  # planted
-            return self.head(self.block(self.embed(words) + self.places(places.long())))
-
-    model, words = Model(), torch.randint(0, 50, (2, 700))
-    mask = torch.ones(2, 700)
-    return lambda: F.cross_entropy(model(words, mask).flatten(0, 1), words.roll(1, 1).flatten())
-
-
 @_fault("vision", "position", "sub")
 def grid_of_a_warp() -> Step:
     class Model(nn.Module):
@@ -234,22 +136,6 @@ def grid_of_a_warp() -> Step:
     model, x, y = Model(), torch.randn(2, 3, 32, 32), torch.randn(2, 3, 16, 16)
     pixels = 500 + 0.9 * (2 * torch.rand(2, 16, 16, 2) - 1)
     return lambda: F.mse_loss(model(x, pixels), y)
-
-
-@_fault("series", "position", "sub")
-def days_since_a_date() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(2, 32, 1)
-
-        def forward(self, days: torch.Tensor) -> torch.Tensor:
-            years = (days - 20000.0) / 365.0  # planted
-            return self.body(torch.stack([years, years.sin()], -1))
-
-    model, days = Model(), 20000 + 365 * torch.rand(128)
-    y = torch.sin((days - 20000) / 50)[:, None]
-    return lambda: F.mse_loss(model(days), y)
 
 
 @_fault("noise", "decision", "mul")
@@ -314,22 +200,6 @@ def queue_of_averages() -> Step:
 # ---- cancellation ----------------------------------------------------------------------------------------------------
 
 
-@_fault("tabular", "cancellation", "sub")
-def centred_features() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(12, 64, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            centred = x - x.mean(0)  # planted
-            return self.body(centred)
-
-    model, x = Model(), 1000 + torch.randn(128, 12)
-    y = torch.randn(128, 1)
-    return lambda: F.mse_loss(model(x), y)
-
-
 @_fault("vision", "cancellation", "sub")
 def variance_by_two_means() -> Step:
     class Model(nn.Module):
@@ -369,56 +239,6 @@ def distances_by_expansion() -> Step:
     return lambda: F.mse_loss(model(x, values), y)
 
 
-@_fault("detection", "cancellation", "rsub")
-def focal_loss() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(16, 32, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            p = torch.sigmoid(self.body(x).float() + 7)
-            rest = 1 - p  # planted
-            return -torch.log(rest + 1e-6).mean()
-
-    model, x = Model(), torch.randn(64, 16)
-    return lambda: model(x)
-
-
-@_fault("reinforcement", "cancellation", "sub")
-def normalised_rewards() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.policy = _mlp(8, 32, 4)
-
-        def forward(self, x: torch.Tensor, actions: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
-            advantage = rewards - rewards.mean()  # planted
-            chosen = self.policy(x).log_softmax(-1).gather(1, actions)
-            return -(chosen * (advantage / rewards.std())[:, None]).mean()
-
-    model, x = Model(), torch.randn(128, 8)
-    actions, rewards = torch.randint(0, 4, (128, 1)), 5000 + torch.randn(128)
-    return lambda: model(x, actions, rewards)
-
-
-@_fault("generative", "cancellation", "sub")
-def divergence_of_a_posterior() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(16, 32, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            log_variance = 0.02 * self.body(x).float()
-            ahead = torch.expm1(log_variance)
-            terms = ahead - log_variance  # planted
-            return 1e3 * terms.mean()
-
-    model, x = Model(), torch.randn(64, 16)
-    return lambda: model(x)
-
-
 # ---- accumulation ----------------------------------------------------------------------------------------------------
 
 
@@ -438,22 +258,6 @@ def small_steps_of_an_integrator() -> Step:
     model, x = Model(), 1 + torch.rand(32, 4)
     y = x + 0.02 * torch.randn(32, 4)
     return lambda: 1e4 * F.mse_loss(model(x).float(), y)
-
-
-@_fault("series", "accumulation", "cumprod")
-def decay_of_a_recurrence() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(8, 16, 1)
-            self.rate = nn.Parameter(torch.tensor(6.0))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weights = torch.cumprod(torch.sigmoid(self.rate).expand(600), 0)  # planted
-            return (self.body(x).float().squeeze(-1) * weights).sum(1)
-
-    model, x, y = Model(), torch.randn(4, 600, 8), 10 * torch.randn(4)
-    return lambda: F.mse_loss(model(x), y)
 
 
 @_fault("reinforcement", "accumulation", "add")
@@ -492,23 +296,6 @@ def scores_with_a_prior() -> Step:
     model, x = Model(), 4 * torch.randn(64, 16)
     prior = torch.full((20,), -600.0)
     return lambda: model(x, prior)
-
-
-@_fault("audio", "phase", "add")
-def phase_of_an_oscillator() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.rand(3))
-            self.mix = nn.Linear(3, 1)
-
-        def forward(self, carrier: torch.Tensor) -> torch.Tensor:
-            phase = carrier[:, None] + self.shift  # planted
-            return self.mix(torch.sin(phase.float()))
-
-    model, carrier = Model(), 2 * math.pi * 440 * torch.rand(256)
-    y = torch.sin(carrier + 0.5)[:, None]
-    return lambda: F.mse_loss(model(carrier), y)
 
 
 @_fault("events", "exponent", "mul")
@@ -598,25 +385,6 @@ def logarithm_of_sums() -> Step:
 
     model, x, y = Model(), torch.randn(64, 16), torch.randint(0, 20, (64, 1))
     return lambda: model(x, y)
-
-
-@_fault("vision", "overflow", "pow", dtype=torch.float16)
-def squares_beyond_the_range() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(16, 32, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            z = 1000 * self.body(x).float()
-            squares = z.pow(2)  # planted
-            return self.scaled(z, squares)
-
-        def scaled(self, z: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-            return (z * torch.rsqrt(squares.float().mean(-1, keepdim=True))).tanh().mean()
-
-    model, x = Model(), torch.randn(64, 16)
-    return lambda: model(x)
 
 
 @_fault("probabilistic", "underflow", "mul", dtype=torch.float16)

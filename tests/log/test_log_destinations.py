@@ -24,17 +24,11 @@ from helpers.log_lines import MUL, emit, line_of, read
 # The console
 
 
-def test_the_console_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    open_log()
-    emit()
-    assert capsys.readouterr().out == line_of(MUL) + "\n"
-
-
-@pytest.mark.parametrize("how", ["console", "stdout"])
-def test_the_console_has_three_names(capsys: pytest.CaptureFixture[str], how: str) -> None:
-    open_log(sys.stdout if how == "stdout" else how)
-    emit()
-    assert capsys.readouterr().out == line_of(MUL) + "\n"
+def test_the_console_has_three_names_and_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (None, "console", sys.stdout):
+        open_log(name)
+        emit()
+        assert capsys.readouterr().out == line_of(MUL) + "\n"
 
 
 def test_the_console_is_whatever_stdout_is_when_the_line_is_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,23 +85,15 @@ def test_a_console_that_cannot_show_a_character_gets_it_spelled_out(
 # A file
 
 
-@pytest.mark.parametrize("as_text", [True, False])
-def test_a_path_may_be_text_or_a_path_object(tmp_path: Path, as_text: bool) -> None:
-    path = tmp_path / "casts.log"
-    open_log(str(path) if as_text else path)
-    emit()
-    assert read(path) == line_of(MUL) + "\n"
-
-
 def test_a_relative_path_is_resolved_when_the_log_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    open_log("casts.log")
+    open_log("casts.log")  # text: elsewhere here it is a path object
     monkeypatch.chdir("/")
     emit()
     assert read(tmp_path / "casts.log") == line_of(MUL) + "\n"
 
 
-@pytest.mark.parametrize("name", ["größe.log", "日本.jsonl", "a b.log", os.fsdecode(b"\xff.log")])
+@pytest.mark.parametrize("name", ["größe 日本.jsonl", os.fsdecode(b"\xff.log")])
 def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     open_log(tmp_path / name)
     emit()
@@ -154,21 +140,17 @@ def test_closing_the_log_completes_the_file_and_ends_it(tmp_path: Path) -> None:
     assert path.read_text() == line_of("kept") + "\n"
 
 
-@pytest.mark.parametrize("after", ["console", "file", "json", "logger"])
-def test_switching_to_another_destination_leaves_the_old_file_complete(
-    tmp_path: Path, after: str, collected: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_switching_to_another_destination_leaves_the_old_file_complete(tmp_path: Path) -> None:
     old = tmp_path / "old.log"
     open_log(old)
     for i in range(1000):
         emit(f"f{i}")
-    other = {"file": tmp_path / "new.log", "json": tmp_path / "new.jsonl", "logger": collected.logger}.get(after)
-    open_log(other)
+    open_log(tmp_path / "new.jsonl")
     emit("elsewhere")
     assert old.read_text().splitlines() == [line_of(f"f{i}") for i in range(1000)]
 
 
-@pytest.mark.parametrize("length", [60_000, 65_500, 65_536, 70_000, 1_000_000])
+@pytest.mark.parametrize("length", [65_500, 65_536, 1_000_000])
 def test_lines_longer_than_the_buffer_are_whole(tmp_path: Path, length: int) -> None:
     open_log(tmp_path / "casts.log")
     emit("before")
@@ -222,7 +204,7 @@ def test_a_logger_whose_level_is_above_info_is_asked_but_given_nothing(collected
 # What `log` may be
 
 
-@pytest.mark.parametrize("wrong", [3, b"casts.log", 1.5, ["casts.log"], True, sys.__stderr__])
+@pytest.mark.parametrize("wrong", [3, b"casts.log", True, sys.__stderr__])
 def test_anything_else_is_a_type_error_that_says_what_came(wrong: Any) -> None:
     with pytest.raises(TypeError) as caught:
         open_log(wrong)

@@ -13,16 +13,16 @@ from types import SimpleNamespace
 import pytest
 
 from habana_mp.reporting.log import close_log, open_log
-from helpers.log_lines import emit, line_of, read, records, script
+from helpers.log_lines import emit, line_of, records, script
 
 # Threads, processes, exit
 
 
-@pytest.mark.parametrize("destination", ["file", "json", "console", "logger"])
+@pytest.mark.parametrize("destination", ["json", "console", "logger"])
 def test_eight_threads_lose_no_line_and_tear_none(
     destination: str, tmp_path: Path, collected: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / ("casts.jsonl" if destination == "json" else "casts.log")
+    path = tmp_path / "casts.jsonl"
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     open_log({"console": None, "logger": collected.logger}.get(destination, path))
@@ -43,8 +43,6 @@ def test_eight_threads_lose_no_line_and_tear_none(
     sys.setswitchinterval(interval)
     if destination == "json":
         got = [line_of(record["function"]) for record in records(path)]
-    elif destination == "file":
-        got = read(path).splitlines()
     elif destination == "console":
         got = stream.getvalue().splitlines()
     else:
@@ -110,32 +108,26 @@ _core._log_event(f"parent after {os.getpid()}")
 """
 
 
-@pytest.mark.parametrize("kind", ["file", "json"])
-def test_parent_and_forked_children_write_whole_lines_each_once(tmp_path: Path, kind: str) -> None:
+def test_parent_and_forked_children_write_whole_lines_each_once(tmp_path: Path) -> None:
     path = tmp_path / "casts"
-    result = script(FORK, kind, path)
+    result = script(FORK, "json", path)
     assert (result.returncode, result.stderr) == (0, "")
-    lines = path.read_text().splitlines()
     threads_of: dict[str, set[int]] = {}
-    if kind == "json":
-        loaded = [json.loads(line) for line in lines]
-        for record in loaded:
-            text = record.get("text", "thread")
-            threads_of.setdefault(text[:7] if text.startswith("child") else text.split()[0], set()).add(
-                record["thread"]
-            )
-        lines = [record.get("text") or line_of(record["function"]) for record in loaded]
-    got = [line for line in lines if line != line_of("thread")]
+    got = []
+    for record in map(json.loads, path.read_text().splitlines()):
+        text = record.get("text", "thread")
+        name = text[:7] if text.startswith("child") else text.split()[0]
+        threads_of.setdefault(name, set()).add(record["thread"])
+        got += [text] if text != "thread" else []
     before, after = got.index("parent before " + "x" * 3000), len(got) - 1
     assert before == 0
     assert got[after].startswith("parent after ")
     expected = [f"child {child} {i}" for child in range(4) for i in range(500)] + [f"parent {i}" for i in range(500)]
     assert sorted(got[1:after]) == sorted(expected)
-    if kind == "json":
-        # The main thread's id is its process's: each process writes its own, not the one that it inherited.
-        assert threads_of["parent"] == {int(got[after].split()[-1])}
-        assert len(set.union(*(threads_of[f"child {child}"] for child in range(4)))) == 4
-        assert all(len(threads_of[f"child {child}"]) == 1 for child in range(4))
+    # The main thread's id is its process's: each process writes its own, not the one that it inherited.
+    assert threads_of["parent"] == {int(got[after].split()[-1])}
+    assert len(set.union(*(threads_of[f"child {child}"] for child in range(4)))) == 4
+    assert all(len(threads_of[f"child {child}"]) == 1 for child in range(4))
 
 
 def test_a_fork_inside_a_line_leaves_a_child_that_can_log(tmp_path: Path) -> None:
@@ -184,7 +176,7 @@ sys.late = Late()
 
 
 @pytest.mark.parametrize("how", EXITS)
-@pytest.mark.parametrize("kind", ["file", "json", "console", "python"])
+@pytest.mark.parametrize("kind", ["json", "console", "python"])
 def test_exit_with_the_log_on_keeps_every_line_and_does_not_crash(tmp_path: Path, kind: str, how: str) -> None:
     result = script(
         f"""

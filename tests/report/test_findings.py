@@ -328,9 +328,10 @@ def test_values_that_are_fit_for_the_precision_are_no_finding(one: Row) -> None:
     assert found(one) == []
 
 
-@pytest.mark.parametrize("between", [(), ("add",), ("clamp",)])
-@pytest.mark.parametrize("logarithm", ["log", "binary_cross_entropy", "nll_loss"])
-@pytest.mark.parametrize("maker", ["sigmoid", "softmax"])
+@pytest.mark.parametrize(
+    ("maker", "between", "logarithm"),
+    [("sigmoid", (), "binary_cross_entropy"), ("softmax", ("add",), "log"), ("softmax", ("clamp",), "nll_loss")],
+)
 def test_probabilities_before_a_logarithm_are_found(maker: str, logarithm: str, between: tuple[str, ...]) -> None:
     rows = [row(name, "bf16", "unlisted", line=place) for place, name in enumerate((maker, *between))]
     last = row(logarithm, "fp32", rule="fp32.txt:9", line=9)

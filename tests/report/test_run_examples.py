@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,18 +21,11 @@ TOP = "from habana_mp import hmp\nhmp.convert(preset='recommended')\n"
 
 #: The arguments of a script that takes some.
 ARGUMENTS = {
-    "mnist_cnn": ["--epochs", "1", "--batch-size", "32"],
     "regression": ["4", "--lr", "0.05", "-v"],
 }
-#: `make test` leaves these out: the other scripts call the same functions.
-LIKE_OTHERS = ("bert", "gan", "mnist_cnn", "vae")
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-#: What a script asks the environment of that is the only rank.
-ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def with_convert_at_its_top(name: str, folder: Path) -> Path:
@@ -55,13 +47,7 @@ def launched(name: str, words: tuple[str, ...], path: Path, **more: str) -> subp
     return python(*words, path, *arguments, cwd=path.parent, **more)
 
 
-def test_they_are_all_here() -> None:
-    assert len(NAMES) == 12
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=pytest.mark.slow if one in LIKE_OTHERS else ()) for one in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_losses_are_those_with_a_convert_at_the_top(name: str, tmp_path: Path) -> None:
     by_hand = launched(name, (), with_convert_at_its_top(name, tmp_path))
     assert by_hand.returncode == 0, by_hand.stderr
@@ -80,9 +66,9 @@ def test_the_losses_are_those_with_a_convert_at_the_top(name: str, tmp_path: Pat
 
 def test_the_losses_are_not_those_of_float32(tmp_path: Path) -> None:
     """Else the comparison above would show nothing."""
-    plain = launched("vae", (), SCRIPTS / "vae.py")
+    plain = launched("resnet", (), SCRIPTS / "resnet.py")
     assert plain.returncode == 0
-    assert plain.stdout != launched("vae", RUN, SCRIPTS / "vae.py").stdout
+    assert plain.stdout != launched("resnet", RUN, SCRIPTS / "resnet.py").stdout
 
 
 def test_a_report_of_two_ranks_does_not_need_the_group_to_be_gone(tmp_path: Path) -> None:
@@ -93,13 +79,5 @@ def test_a_report_of_two_ranks_does_not_need_the_group_to_be_gone(tmp_path: Path
     done = python(*words, script, "--keep-group", cwd=tmp_path, GLOO_SOCKET_IFNAME="lo")
     assert done.returncode == 0, done.stderr
     rows = json.loads(report.read_text("utf-8"))["rows"]
-    alone = python(*RUN, "--report", "one.json", script, cwd=tmp_path, **ONE_RANK)
-    assert alone.returncode == 0, alone.stderr
-    of_one = json.loads((tmp_path / "one.json").read_text("utf-8"))["rows"]
-    # One rank takes twice the steps of each of two: the linear layers of both are called as often as its.
-    assert calls_of("linear", "bf16", rows) == calls_of("linear", "bf16", of_one) == 16
-
-
-def calls_of(operation: str, precision: str, rows: list[dict[str, Any]]) -> int:
-    """Over all modules."""
-    return sum(row["calls"] for row in rows if (row["operation"], row["precision"]) == (operation, precision))
+    linear = [row["calls"] for row in rows if (row["operation"], row["precision"]) == ("linear", "bf16")]
+    assert sum(linear) == 16  # of both ranks

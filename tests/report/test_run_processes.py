@@ -54,8 +54,7 @@ def calls(path: Path) -> dict[tuple[str, str], int]:
     return {(row["operation"], row["precision"]): row["calls"] for row in report["rows"]}
 
 
-@pytest.mark.parametrize("way", ["file", "module"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(("method", "way"), [("fork", "file"), ("spawn", "module"), ("forkserver", "file")])
 def test_children_of_multiprocessing_are_converted_and_counted(method: str, way: str, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(CHILD)
     script = ["starts.py"] if way == "file" else ["-m", "starts"]
@@ -119,10 +118,8 @@ def test_only_the_parent_of_a_fork_prints(tmp_path: Path) -> None:
 RANK = """
 import os, sys, torch
 rank = int(os.environ["RANK"])
-for _ in range(1 + rank):
+for _ in range(2 * rank + len(sys.argv) - 1):
     torch.ones(2, 2) @ torch.ones(2, 2)
-if "--fail" in sys.argv and rank == 1:
-    sys.exit(9)
 if "--die" in sys.argv and rank == 1:
     os._exit(0)
 """
@@ -133,23 +130,19 @@ def ranks(tmp_path: Path, *words: str, **environment: str) -> subprocess.Complet
     return python(*TORCHRUN, *words, cwd=tmp_path, **environment)
 
 
-@pytest.mark.parametrize("script", [["rank.py"], ["-m", "rank"]], ids=" ".join)
-def test_ranks_make_one_report_without_a_process_group(script: list[str], tmp_path: Path) -> None:
-    done = ranks(tmp_path, *RUN, "--report", "out.json", *script)
+def test_ranks_make_one_report_without_a_process_group_and_one_that_computes_is_enough(tmp_path: Path) -> None:
+    done = ranks(tmp_path, *RUN, "--require-lowered", "--report", "out.json", "-m", "rank")
     assert done.returncode == 0, done.stderr
-    assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 3}
+    assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 2}
     assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 2
     line = split_lines(done.stderr)[1][0]
-    assert line.startswith("habana-mp: calls: 3 in bf16; ")
+    assert line.startswith("habana-mp: calls: 2 in bf16; ")
 
 
 def test_all_ranks_together_are_required_to_lower_something(tmp_path: Path) -> None:
-    nothing = "import os, torch\nif os.environ['RANK'] == '1' and {}:\n    torch.ones(2, 2) @ torch.ones(2, 2)\n"
-    for one_computes in (True, False):
-        (tmp_path / "quiet.py").write_text(nothing.format(one_computes))
-        done = python(*TORCHRUN, *RUN, "--require-lowered", "quiet.py", cwd=tmp_path)
-        assert (done.returncode == 0) == one_computes, done.stderr
-        assert ("--require-lowered: nothing ran" in done.stderr) != one_computes
+    done = ranks(tmp_path, *RUN, "--require-lowered", "--opt-level", "O0", "rank.py")
+    assert done.returncode != 0
+    assert done.stderr.count("--require-lowered: nothing ran") == 1
 
 
 def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tmp_path: Path) -> None:
@@ -165,16 +158,10 @@ def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tm
 
 
 def test_where_torchrun_keeps_no_store_the_report_is_that_of_the_first_rank(tmp_path: Path) -> None:
-    done = ranks(tmp_path, *RUN, "rank.py", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    done = ranks(tmp_path, *RUN, "rank.py", "x", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     first, last, *_ = split_lines(done.stderr)[1]
     assert first.startswith("habana-mp: warning: the report is without rank 1")
     assert last.startswith("habana-mp: calls: 1 in bf16; ")
-
-
-def test_a_rank_that_fails_fails_the_run(tmp_path: Path) -> None:
-    done = ranks(tmp_path, *RUN, "rank.py", "--fail")
-    assert done.returncode != 0
-    assert "exitcode  : 9" in done.stderr or "exitcode: 9" in done.stderr
 
 
 def test_an_interrupt_of_the_whole_group_leaves_nothing_running(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ class Net(nn.Module):
         return self.head(x)
 
 
-@pytest.fixture(params=["modules", "lines"])
-def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[], Report]]:
+@pytest.fixture
+def watched() -> Iterator[Callable[[], Report]]:
     """The calls are recorded; a function that gives the report."""
-    hmp.convert(report=request.param)
+    hmp.convert(report="modules")
     return lambda: hmp.report(show=False)
 
 
