@@ -112,6 +112,8 @@ def _run_here(words: list[str], cwd: str, environment: dict[str, str], files: li
     main: Any = types.ModuleType("__main__")
     main.__builtins__ = builtins
     held, sys.modules["__main__"] = sys.modules["__main__"], main
+    if "__annotations__" in vars(held):
+        main.__annotations__ = {}
     if first == "-m":
         runpy._run_module_as_main(others[0])
     elif first == "-c":

@@ -135,23 +135,23 @@ def test_nothing_of_the_core_is_installed_without_convert() -> None:
     assert Path(_core.__file__ or "").suffix in (".so", ".pyd")
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_an_interrupt_between_two_exchanged_functions_leaves_none_exchanged(nth: int) -> None:
+def test_an_interrupt_between_two_exchanged_functions_leaves_none_exchanged() -> None:
     functions = (F.normalize, F.softmin, torch.Tensor.__rdiv__)
     codes = [function.__code__ for function in functions]
 
     def is_place(frame: types.FrameType, event: str) -> bool:
         return event == "call" and frame.f_code is Replacement.install.__code__
 
-    with interrupted(is_place, nth), pytest.raises(KeyboardInterrupt):
+    with interrupted(is_place, 2), pytest.raises(KeyboardInterrupt):
         hmp.convert(preset="torch-cuda")
     assert_torch_is_restored()
     assert [function.__code__ for function in functions] == codes
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize(
-    "enter", [hmp.convert, lambda: hmp.autocast("cpu", bf16_file_path=None)], ids=["convert", "region"]
+    ("enter", "error"),
+    [(hmp.convert, KeyboardInterrupt), (lambda: hmp.autocast("cpu", bf16_file_path=None), TimeoutError)],
+    ids=["convert", "region"],
 )
 def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
     enter: Callable[[], Any], error: type[BaseException]
@@ -221,8 +221,10 @@ print(result)
 """
 
 
-@pytest.mark.parametrize("finally_done", ["torch.mm(x, x)", "torch.nn.Linear(2, 2)"])
-@pytest.mark.parametrize("done", ["torch.mm(x, x).dtype", "torch.nn.Identity()"])
+@pytest.mark.parametrize(
+    ("done", "finally_done"),
+    [("torch.mm(x, x).dtype", "torch.nn.Linear(2, 2)"), ("torch.nn.Identity()", "torch.mm(x, x)")],
+)
 def test_a_finalizer_may_compute_and_construct_while_frames_are_looked_at(done: str, finally_done: str) -> None:
     result = run_script(_COLLECTING.format(done=done, finally_done=finally_done))
     assert result.returncode == 0, result.stderr

@@ -28,8 +28,7 @@ interpreters.run_string(interpreters.create(), code)
 """
 
 
-@pytest.mark.parametrize("how", ["import habana_mp", "import habana_mp.kernels", "from habana_mp import _core"])
-@pytest.mark.parametrize("main", ["first", "not"])
+@pytest.mark.parametrize(("how", "main"), [("import habana_mp", "not"), ("from habana_mp import _core", "first")])
 def test_the_import_in_a_subinterpreter_is_refused_at_once(how: str, main: str) -> None:
     done = run_script(_IN_SUBINTERPRETER, how, main)
     assert done.stdout.startswith("ImportError: habana_mp cannot be imported in a subinterpreter"), done.stderr

@@ -148,8 +148,7 @@ def test_a_forward_is_named(guard: Any) -> None:
     assert "made a NaN in bfloat16 of finite inputs" in text
 
 
-@SHARES
-def test_a_forward_without_gradients_is_named(guard: Any) -> None:
+def test_a_forward_without_gradients_is_named() -> None:
     model = Net(root_of_negative)
 
     def infer() -> None:
@@ -157,11 +156,11 @@ def test_a_forward_without_gradients_is_named(guard: Any) -> None:
             for _ in range(STEPS):
                 model(inputs())
 
-    assert_names(named(infer, guard=guard), "sqrt", "Net.layers.1", "forward")
+    assert_names(named(infer, guard=1.0), "sqrt", "Net.layers.1", "forward")
 
 
-@pytest.mark.parametrize("is_stepped", [False, True])
-@SHARES
+# Of a share of the calls the guard reads gradients before a step of an optimizer.
+@pytest.mark.parametrize(("is_stepped", "guard"), [(False, 1.0), (True, 1.0), (True, True)])
 def test_the_forward_of_a_backward_is_named(guard: Any, is_stepped: bool) -> None:
     model = Net(root_of_zero)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -174,21 +173,18 @@ def test_the_forward_of_a_backward_is_named(guard: Any, is_stepped: bool) -> Non
                 for weight in model.parameters():
                     weight.data.nan_to_num_(posinf=0, neginf=0)
 
-    if is_stepped or guard is not True:  # the guard reads gradients before a step of an optimizer
-        text = named(run, guard=guard)
-        assert_names(text, "sqrt", "Net.layers.1", "backward")
-        assert "the backward of `sqrt` made" in text
+    text = named(run, guard=guard)
+    assert_names(text, "sqrt", "Net.layers.1", "backward")
+    assert "the backward of `sqrt` made" in text
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@SHARES
+@pytest.mark.parametrize(("use_reentrant", "guard"), [(False, 1.0), (True, True)])
 def test_a_checkpoint_is_named(guard: Any, use_reentrant: bool) -> None:
     model = Net(root_of_negative, lambda layer, x: checkpoint(layer, x, use_reentrant=use_reentrant))
     assert_names(named(lambda: train(model, inputs().requires_grad_()), guard=guard), "sqrt", "Net.layers.1", "forward")
 
 
-@SHARES
-def test_a_thread_is_named(guard: Any) -> None:
+def test_a_thread_is_named() -> None:
     model = Net(root_of_negative)
 
     def run() -> None:
@@ -196,7 +192,7 @@ def test_a_thread_is_named(guard: Any) -> None:
         thread.start()
         thread.join()
 
-    assert_names(named(run, guard=guard), "sqrt", "Net.layers.1", "forward")
+    assert_names(named(run, guard=1.0), "sqrt", "Net.layers.1", "forward")
 
 
 @pytest.mark.usefixtures("compiled_anew")
@@ -209,8 +205,7 @@ def test_compiled_code_is_named(guard: Any) -> None:
     assert "compiled code, which was run as it is written" in text
 
 
-@SHARES
-def test_float16_with_a_scaler_is_named(guard: Any) -> None:
+def test_float16_with_a_scaler_is_named() -> None:
     model = Net(root_of_negative)
     scaler = torch.amp.GradScaler("cpu")
 
@@ -221,7 +216,7 @@ def test_float16_with_a_scaler_is_named(guard: Any) -> None:
             scaler.step(optimizer)
             scaler.update()
 
-    assert_names(named(run, guard=guard, dtype="fp16"), "sqrt", "Net.layers.1", "forward")
+    assert_names(named(run, guard=1.0, dtype="fp16"), "sqrt", "Net.layers.1", "forward")
 
 
 @SHARES
@@ -242,17 +237,15 @@ def test_an_overflow_that_a_scaler_handles_is_not_named(guard: Any) -> None:
     assert scaler.get_scale() < 2.0**30
 
 
-@SHARES
-def test_a_kept_module_is_named(guard: Any) -> None:
+def test_a_kept_module_is_named() -> None:
     model = Net(root_of_negative)
     hmp.keep(model.layers[1])
-    text = named(lambda: train(model), guard=guard)
+    text = named(lambda: train(model), guard=1.0)
     assert_names(text, "sqrt", "Net.layers.1", "forward")
     assert "in float32" in text
 
 
-@SHARES
-def test_a_region_is_named(guard: Any) -> None:
+def test_a_region_is_named() -> None:
     model = Net(root_of_negative)
 
     def run() -> None:
@@ -261,30 +254,24 @@ def test_a_region_is_named(guard: Any) -> None:
                 y = model(inputs())
             y.float().square().mean().backward()
 
-    assert_names(named(run, guard=guard, opt_level="O0"), "sqrt", "Net.layers.1", "forward")
+    assert_names(named(run, guard=1.0, opt_level="O0"), "sqrt", "Net.layers.1", "forward")
 
 
-@SHARES
-def test_a_replica_is_named(guard: Any) -> None:
+def test_a_replica_is_named() -> None:
     model = nn.DataParallel(Net(root_of_negative))
-    assert_names(named(lambda: train(model), guard=guard), "sqrt", "layers.1", "forward")
+    assert_names(named(lambda: train(model), guard=1.0), "sqrt", "layers.1", "forward")
 
 
-@SHARES
-def test_an_operation_in_place_is_named(guard: Any) -> None:
-    text = named(lambda: train(Net(in_place)), guard=guard)
+def test_an_operation_in_place_is_named() -> None:
+    text = named(lambda: train(Net(in_place)), guard=1.0)
     assert_names(text, "sqrt_", "Net.layers.1", "in place")
 
 
-@SHARES
-def test_a_custom_function_is_named(guard: Any) -> None:
-    assert_names(
-        named(lambda: train(Net(lambda x: Root.apply(x))), guard=guard), "sqrt", "Net.layers.1", "in a function"
-    )
+def test_a_custom_function_is_named() -> None:
+    assert_names(named(lambda: train(Net(lambda x: Root.apply(x))), guard=1.0), "sqrt", "Net.layers.1", "in a function")
 
 
-@SHARES
-def test_the_backward_of_a_custom_function_is_named(guard: Any) -> None:
+def test_the_backward_of_a_custom_function_is_named() -> None:
     model = Net(lambda x: RootOfGradient.apply(x))
     text = named(lambda: train(model), guard=1.0)
     assert_names(text, "sqrt", None, "in a backward")
@@ -423,16 +410,13 @@ def test_a_search_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- habana-mp run --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("option", "status"), [("--guard=1.0", 0), ("--guard=raise", 1), ("--guard", 0)])
-def test_run_takes_a_guard(option: str, status: int, tmp_path: Path) -> None:
+def test_run_takes_a_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\nfor _ in range(3000):\n    torch.softmax(torch.ones(3) * float('inf') * 0, -1)\n")
-    done = python(*RUN, option, str(script))
-    assert done.returncode == status, done.stderr
-    assert "made a NaN" in done.stderr or "were seen in" in done.stderr
-
-
-def test_run_refuses_a_wrong_guard(tmp_path: Path) -> None:
+    for option, status in (("--guard=1.0", 0), ("--guard=raise", 1), ("--guard", 0)):
+        done = python(*RUN, option, str(script))
+        assert done.returncode == status, done.stderr
+        assert "made a NaN" in done.stderr or "were seen in" in done.stderr
     done = python(*RUN, "--guard=2", str(tmp_path / "script.py"))
     assert done.returncode == 2
     assert 'argument --guard: it must be "raise" or a share of the calls, above 0 and at most 1.0; got 2' in done.stderr

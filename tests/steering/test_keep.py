@@ -197,7 +197,7 @@ def test_in_a_kept_module_tensors_that_are_lower_already_become_float32(converte
     assert result.dtype is BF16
 
 
-@pytest.mark.parametrize("given", [None, 3, "linear", [], [nn.Linear(2, 2), 3], torch.ones(2), int, lambda x: x])
+@pytest.mark.parametrize("given", [None, "linear", [], [nn.Linear(2, 2), 3], int, lambda x: x])
 def test_what_is_no_module_is_refused(given: object) -> None:
     with pytest.raises(TypeError, match=r"`hmp.keep` takes a module, modules, or a class of modules; got "):
         hmp.keep(given)
