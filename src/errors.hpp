@@ -84,7 +84,7 @@ inline void drop_error() {
 void raise_later() noexcept;
 
 // Drops the exception that is set, if any: for functions that cannot fail. An interrupt is raised later. No other code
-// of the core drops exceptions (tests/host/test_dropped_errors.py).
+// of the core drops exceptions (tests/host/test_one_place.py).
 inline void clear_error() noexcept {
   if (PyErr_Occurred() == nullptr) return;
   drop_error();

@@ -1,4 +1,4 @@
-// Python references, counted by types: no other file counts them by hand (tests/host/test_references.py).
+// Python references, counted by types: no other file counts them by hand (tests/host/test_one_place.py).
 //
 // - A parameter or a result that is borrowed is a PyObject*.
 // - A result that is a new reference is an Owned. Functions that CPython calls (stubs, slots, methods) return a

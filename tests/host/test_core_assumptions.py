@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 
 from habana_mp import _core, hmp
 from habana_mp.common import ledger
+from helpers.processes import run_script
 
 SOURCES = Path(__file__).parents[2] / "src"
 
@@ -45,11 +43,9 @@ CORE: dict[str, set[str]] = {
 }
 REFUSED = {"cpython.definitions": "cannot watch", "cpython.slots": "its slot does not hold CPython's own"}
 
-#: For each entry a child of this process, which has imported torch: that takes a moment, not a second.
 PROGRAM = """
-import json, os, sys
+import json
 import torch
-torch.set_num_threads(1)
 
 def tell():
     from habana_mp import _core, hmp
@@ -91,42 +87,18 @@ def tell():
     told["failed"] = [row[0] for row in _core.assumptions() if row[4] == "does not hold"]
     return told
 
-for broken in sys.argv[1:]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.environ["HABANA_MP_BREAK"] = broken
-        told = {"failed to tell": True}
-        try:
-            told = tell()
-        finally:
-            with os.fdopen(writing, "w") as out:
-                json.dump(told, out)
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        print(json.dumps({broken: json.load(told)}))
-    os.waitpid(child, 0)
+print(json.dumps(tell()))
 """
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, dict[str, Any]]:
-    """By what was broken, what came of it; by "" where nothing was."""
-    names = ["nothing", *CORE, "torch.dlpack-exchange,torch.aoti-functions"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, *names],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    rows: dict[str, dict[str, Any]] = {}
-    for line in done.stdout.splitlines():
-        rows |= json.loads(line)
-    assert list(rows) == names
+    """By what was broken, what came of it; by "nothing" where nothing was."""
+    rows = {}
+    for name in ("nothing", *CORE, "torch.dlpack-exchange,torch.aoti-functions"):
+        done = run_script(PROGRAM, HABANA_MP_BREAK=name)
+        assert done.returncode == 0, (name, done.stderr)
+        rows[name] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
 
@@ -135,17 +107,18 @@ def test_every_entry_of_the_core_is_broken_here() -> None:
     assert not CORE.keys() & {row[0] for row in ledger.rows()}
 
 
-@pytest.mark.parametrize("name", sorted(CORE.keys() - REFUSED.keys()))
-def test_a_training_is_right_without(name: str, told: dict[str, dict[str, Any]]) -> None:
-    found, expected = told[name], told["nothing"]
-    assert found["error"] == ""
-    for what in ("weights", "result", "tangent", "dtype"):
-        assert found[what] == expected[what], what
-    assert (found["restored"], found["installed"]) == ("torch.float32", 0)
-    not_asked = name == "torch.aoti-functions" and hasattr(torch._C, "_dlpack_exchange_api")
-    # Kept casts of a few kilobytes need no look at the free memory (tests/weights/test_room_for_kept_casts.py).
-    not_asked = not_asked or name == "system.free-memory"
-    assert set(found["failed"]) == CORE[name] | (set() if not_asked else {name})
+def test_a_training_is_right_without(told: dict[str, dict[str, Any]]) -> None:
+    expected = told["nothing"]
+    for name in CORE.keys() - REFUSED.keys():
+        found = told[name]
+        assert found["error"] == "", name
+        for what in ("weights", "result", "tangent", "dtype"):
+            assert found[what] == expected[what], (name, what)
+        assert (found["restored"], found["installed"]) == ("torch.float32", 0), name
+        not_asked = name == "torch.aoti-functions" and hasattr(torch._C, "_dlpack_exchange_api")
+        # Kept casts of a few kilobytes need no look at the free memory (tests/weights/test_room_for_kept_casts.py).
+        not_asked = not_asked or name == "system.free-memory"
+        assert set(found["failed"]) == CORE[name] | (set() if not_asked else {name}), name
 
 
 def test_without_any_way_to_look_at_tensors_casts_are_torchs(told: dict[str, dict[str, Any]]) -> None:
@@ -155,20 +128,16 @@ def test_without_any_way_to_look_at_tensors_casts_are_torchs(told: dict[str, dic
     assert "torch.tensor-inside" in found["failed"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_convert_refuses_and_changes_nothing_without(name: str, told: dict[str, dict[str, Any]]) -> None:
-    found = told[name]
-    assert REFUSED[name] in found["error"]
-    assert (found["dtype"], found["restored"], found["installed"]) == ("torch.float32", "torch.float32", 0)
+def test_convert_refuses_and_changes_nothing_without(told: dict[str, dict[str, Any]]) -> None:
+    for name, error in REFUSED.items():
+        found = told[name]
+        assert error in found["error"]
+        assert (found["dtype"], found["restored"], found["installed"]) == ("torch.float32", "torch.float32", 0)
 
 
 def test_no_cast_of_a_weight_is_kept_where_nothing_tells_of_its_changes(told: dict[str, dict[str, Any]]) -> None:
-    assert told["nothing"]["kept"] == 4
+    assert (told["nothing"]["kept"], told["nothing"]["within"]) == (4, "")
     assert told["torch.tensor-inside"]["kept"] == told["torch.tensor-layout"]["kept"] == 0
-
-
-def test_within_is_accepted_where_all_holds(told: dict[str, dict[str, Any]]) -> None:
-    assert told["nothing"]["within"] == ""
 
 
 def test_torchs_headers_declare_what_is_found_by_name() -> None:
@@ -198,15 +167,12 @@ def test_private_names_in_the_core_stand_in_the_host_only() -> None:
     assert not found, "move what needs these into src/host, with an entry in the ledger:\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    ("line", "is_private"),
-    [
-        ('find({cpu, "_ZN2at15get_num_threadsEv"}, f);', True),
-        ("definition = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;", True),
-        ("PyObject* find_method_stub(PyObject* self);", False),
-        ('PyImport_ImportModule("torch._C");', True),
-        ('"torch.nn.BCELoss), which is safe"', False),
-    ],
-)
-def test_a_private_name_in_the_core_is_noticed(line: str, is_private: bool) -> None:
-    assert (PRIVATE.search(line) is not None) is is_private
+def test_a_private_name_in_the_core_is_noticed() -> None:
+    for line, is_private in {
+        'find({cpu, "_ZN2at15get_num_threadsEv"}, f);': True,
+        "definition = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;": True,
+        "PyObject* find_method_stub(PyObject* self);": False,
+        'PyImport_ImportModule("torch._C");': True,
+        '"torch.nn.BCELoss), which is safe"': False,
+    }.items():
+        assert (PRIVATE.search(line) is not None) is is_private, line

@@ -75,15 +75,14 @@ print(torch.mm(x, x).dtype)
 """
 
 
-@pytest.mark.parametrize("broken", ["", "system.mappings"], ids=["the mappings tell", "memory is tried"])
 @pytest.mark.parametrize(
-    ("protect", "options", "named"),
+    ("protect", "options", "named", "broken"),
     [
-        ("protect(mapping_of(torch._C.TensorBase), 24)", "", "TensorBase.*its slots may not be written to"),
-        ("protect(mapping_of(OfATensor), 24)", "", "OfATensor.*its slots may not be written to"),
-        ("protect(definition_of(torch._C.TensorBase.matmul), 32)", "", "matmul.*its definition may not be written to"),
-        ("protect(definition_of(torch._C.TensorBase.numel), 32)", "'O0'", "converted"),
-        ("protect(definition_of(torch._C.TensorBase.data_ptr), 32)", "", "cannot watch .*data_ptr"),
+        ("protect(mapping_of(torch._C.TensorBase), 24)", "", "TensorBase.*its slots may not be written to", ""),
+        ("protect(mapping_of(OfATensor), 24)", "", "OfATensor.*its slots may not be written to", "system.mappings"),
+        ("protect(definition_of(torch._C.TensorBase.matmul), 32)", "", "matmul.*its definition may not be written", ""),
+        ("protect(definition_of(torch._C.TensorBase.numel), 32)", "'O0'", "converted", "system.mappings"),
+        ("protect(definition_of(torch._C.TensorBase.data_ptr), 32)", "", "cannot watch .*data_ptr", "system.mappings"),
     ],
     ids=["slots of Tensor", "slots of a subclass", "a method", "a method that nothing covers", "a watched method"],
 )

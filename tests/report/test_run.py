@@ -99,7 +99,7 @@ def test_a_script_finds_what_it_finds_under_python(scripts: Path) -> None:
         filters = found.pop("filters")
         plain.pop("filters")  # those of torch are not among them
         assert found == plain, name
-    assert filters == facts(python("facts.py", cwd=scripts))["filters"]
+    assert filters == facts(python("-m", "facts", cwd=scripts))["filters"]
 
 
 def test_no_folder_is_put_into_the_path_where_python_puts_none(scripts: Path) -> None:
