@@ -168,10 +168,10 @@ def test_convert_and_regions_refuse_without() -> None:
         assert not hmp.is_converted()
         assert changed_things() == before
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
-        hmp.convert()
-        hmp.restore()
         with hmp.autocast("cpu"):
             assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
+        hmp.convert()
+        hmp.restore()
 
 
 def test_what_was_in_force_stays_where_the_next_convert_is_refused() -> None:
