@@ -276,24 +276,12 @@ def leave_greenlets() -> None: ...
 def set_equivalent_functions(functions: dict[Any, Any]) -> None:
     """Sets functions that are equivalent to covered methods, and called instead of these for two plain tensors."""
 
-def watch_builtins(
-    autocast_set_enabled: Any,
-    autocast_set_dtype: Any,
-    autocast_increment_nesting: Any,
-    autocast_decrement_nesting: Any,
-    module_constructed: Any,
-    make_subclass: Any,
-    is_autocast_enabled: Any,
-    to_dlpack: Any,
-    to_dlpack_versioned: Any,
-    data_address: Any,
-    set_version_counter: Any,
-    find_operator: Any,
-    find_overload: Any,
-    writers: tuple[Any, ...],
-) -> None:
-    """`writers` write into their tensors without incrementing the version counters, or make tensors that share their
-    memory but not their version counter."""
+#: The paths of the watched builtins in `torch._C`, each with whether a release may lack it.
+paths_of_builtins: tuple[tuple[str, bool], ...]
+
+def watch_builtins(builtins: tuple[Any, ...], writers: tuple[Any, ...]) -> None:
+    """Watches the builtins with these paths (None for one that is missing), and ``writers``, which write into their
+    tensors without incrementing the version counters, or make tensors that share their memory but not these."""
 
 def construction_begins(module: Any) -> None: ...
 def set_recognised(

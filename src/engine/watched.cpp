@@ -16,6 +16,7 @@
 #include "host/modes.hpp"
 #include "host/reader.hpp"
 #include "host/tensors.hpp"
+#include "host/watched_builtins.hpp"
 #include "host/watching.hpp"
 #include "listeners.hpp"
 #include "watch/noticed.hpp"
@@ -27,19 +28,9 @@ using host::WatchedBuiltin;
 
 namespace {
 
-WatchedBuiltin autocast_set_enabled;
-WatchedBuiltin autocast_set_dtype;
-WatchedBuiltin autocast_increment;
-WatchedBuiltin autocast_decrement;
-WatchedBuiltin module_constructed;
-WatchedBuiltin make_subclass;
-WatchedBuiltin is_autocast_enabled;
-WatchedBuiltin to_dlpack;
-WatchedBuiltin to_dlpack_versioned;
-WatchedBuiltin data_address;
-WatchedBuiltin set_version_counter;
-WatchedBuiltin find_operator;
-WatchedBuiltin find_overload;
+#define HABANA_MP_MEMBER(name, ...) WatchedBuiltin name;
+HABANA_MP_WATCHED_BUILTINS(HABANA_MP_MEMBER)
+#undef HABANA_MP_MEMBER
 
 using Writers = std::unordered_map<PyObject*, std::unique_ptr<WatchedBuiltin>>;
 Writers writers;
@@ -202,6 +193,9 @@ PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged
   for (Py_ssize_t i = 0; i < count; ++i) weights::tensor_escapes(values[i], true);
   return exporter.call(values, flagged_count, keywords);
 }
+constexpr auto to_dlpack_stub = exporting_stub<to_dlpack>;
+constexpr auto to_dlpack_versioned_stub = exporting_stub<to_dlpack_versioned>;
+constexpr auto data_address_stub = exporting_stub<data_address>;
 
 // A version counter that is set back hides a write to the tensor.
 PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -263,6 +257,8 @@ PyObject* lookup_stub(PyObject*, PyObject* const* values, std::size_t flagged_co
   if (!add_writers({items, items + PySequence_Fast_GET_SIZE(found.get())}, memory)) return nullptr;
   return result.release();
 }
+constexpr auto find_operator_stub = lookup_stub<find_operator>;
+constexpr auto find_overload_stub = lookup_stub<find_overload>;
 
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
 
@@ -365,10 +361,15 @@ PyObject* get_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
   return result && remember_module_tensor_that_is_read(result.get()) ? result.release() : nullptr;
 }
 
-struct Watch {
-  WatchedBuiltin* builtin;
-  PyObject* object;
+const struct {
+  const char* path;
+  bool may_be_missing;
+  WatchedBuiltin& builtin;
   FromC<vectorcallfunc> stub;
+} builtins[] = {
+#define HABANA_MP_ROW(name, path, may_be_missing) {path, may_be_missing, name, from_c<name##_stub>},
+    HABANA_MP_WATCHED_BUILTINS(HABANA_MP_ROW)
+#undef HABANA_MP_ROW
 };
 
 }  // namespace
@@ -377,33 +378,25 @@ void set_devices_of_regions(PyObject* device_types) noexcept {
   *devices_of_regions = Owned::borrowed_or_null(device_types == Py_None ? nullptr : device_types);
 }
 
-bool watch_builtins(const Builtins& builtins) {
-  const Watch all[] = {
-      {&autocast_set_enabled, builtins.autocast_set_enabled, from_c<autocast_set_enabled_stub>},
-      {&autocast_set_dtype, builtins.autocast_set_dtype, from_c<autocast_set_dtype_stub>},
-      {&autocast_increment, builtins.autocast_increment_nesting, from_c<autocast_increment_stub>},
-      {&autocast_decrement, builtins.autocast_decrement_nesting, from_c<autocast_decrement_stub>},
-      {&module_constructed, builtins.module_constructed, from_c<module_constructed_stub>},
-      {&make_subclass, builtins.make_subclass, from_c<make_subclass_stub>},
-      {&is_autocast_enabled, builtins.is_autocast_enabled, from_c<is_autocast_enabled_stub>},
-      {&to_dlpack, builtins.to_dlpack, from_c<exporting_stub<to_dlpack>>},
-      {&to_dlpack_versioned, builtins.to_dlpack_versioned, from_c<exporting_stub<to_dlpack_versioned>>},
-      {&data_address, builtins.data_address, from_c<exporting_stub<data_address>>},
-      {&set_version_counter, builtins.set_version_counter, from_c<set_version_counter_stub>},
-      {&find_operator, builtins.find_operator, from_c<lookup_stub<find_operator>>},
-      {&find_overload, builtins.find_overload, from_c<lookup_stub<find_overload>>},
-  };
+std::vector<std::pair<const char*, bool>> paths_of_builtins() {
+  std::vector<std::pair<const char*, bool>> paths;
+  for (const auto& one : builtins) paths.emplace_back(one.path, one.may_be_missing);
+  return paths;
+}
+
+bool watch_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers) {
   host::MemoryMap memory;
-  for (const Watch& one : all) {
-    if (one.object != Py_None && !WatchedBuiltin::check(one.object, memory)) return false;
+  for (PyObject* object : objects) {
+    if (object != Py_None && !WatchedBuiltin::check(object, memory)) return false;
   }
-  if (!host::WatchedData::check(memory) || !add_writers(builtins.writers, memory)) return false;
-  for (const Watch& one : all) {
-    if (one.object != Py_None) one.builtin->prepare(one.object);
+  if (!host::WatchedData::check(memory) || !add_writers(added_writers, memory)) return false;
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    if (objects[i] != Py_None) builtins[i].builtin.prepare(objects[i]);
   }
   // From here on nothing can fail.
-  for (const Watch& one : all) {
-    if (one.object != Py_None && !one.builtin->is_watched()) one.builtin->watch(one.object, one.stub);
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    const auto& [path, may_be_missing, builtin, stub] = builtins[i];
+    if (objects[i] != Py_None && !builtin.is_watched()) builtin.watch(objects[i], stub);
   }
   data.watch_assigning(from_c<data_setter_stub>);
   return true;
@@ -462,12 +455,7 @@ void resume_writer(PyObject* object) noexcept {
 }
 
 void stop_watching_builtins() noexcept {
-  for (WatchedBuiltin* builtin :
-       {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement, &module_constructed,
-        &make_subclass, &is_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &data_address, &set_version_counter,
-        &find_operator, &find_overload}) {
-    builtin->stop();
-  }
+  for (const auto& one : builtins) one.builtin.stop();
   for (const auto& writer : writers) writer.second->forget();
   writers.clear();
   data.stop();

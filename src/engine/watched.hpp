@@ -4,29 +4,17 @@
 
 #include <Python.h>
 
+#include <utility>
 #include <vector>
 
 namespace habana_mp::engine {
 
-// Builtins whose calls show what the program does. They are watched while a policy is installed.
-struct Builtins {
-  PyObject* autocast_set_enabled;        // torch.set_autocast_enabled
-  PyObject* autocast_set_dtype;          // torch.set_autocast_dtype
-  PyObject* autocast_increment_nesting;  // torch.autocast_increment_nesting
-  PyObject* autocast_decrement_nesting;  // torch.autocast_decrement_nesting
-  PyObject* module_constructed;          // torch._C._log_api_usage_once, the first call in nn.Module.__init__
-  PyObject* make_subclass;               // Tensor._make_subclass, which makes an nn.Parameter
-  PyObject* is_autocast_enabled;         // torch.is_autocast_enabled
-  PyObject* to_dlpack;                   // torch._C._to_dlpack
-  PyObject* to_dlpack_versioned;         // torch._C._to_dlpack_versioned; None before torch 2.9
-  PyObject* data_address;                // torch._C._data_address; None if this torch lacks it
-  PyObject* set_version_counter;         // torch._C._autograd._unsafe_set_version_counter
-  PyObject* find_operator;               // torch._C._jit_get_operation
-  PyObject* find_overload;               // torch._C._get_operation_overload
-  std::vector<PyObject*> writers;  // write into tensors or share their memory without incrementing version counters
-};
-// False with a Python exception set if one cannot be watched; then nothing has changed.
-bool watch_builtins(const Builtins& builtins);
+// Returns the paths of the watched builtins in torch._C, each with whether a release may lack it.
+std::vector<std::pair<const char*, bool>> paths_of_builtins();
+// Watches these builtins, in the order of their paths (None for one that is missing), and writers: functions that write
+// into tensors, or share their memory, without incrementing version counters. False with a Python exception set if one
+// cannot be watched; then nothing has changed.
+bool watch_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers);
 // The functions of nn.Module by which its attributes are assigned and read, and what is called with a module whose
 // `__dict__` was assigned.
 struct AttributeFunctions {

@@ -1,4 +1,4 @@
-"""A reason is one row, and a trait one line: those of CONTRIBUTING.md compile, and a decision gives the reason."""
+"""A reason is one row, a trait one line, a watched builtin one row: those of CONTRIBUTING.md do what the page says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+
+from habana_mp import _core
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -51,3 +53,8 @@ def test_the_reason_and_the_trait_of_the_page_decide(tmp_path: Path) -> None:
     subprocess.run([*compiler, tmp_path / "program.cpp", "-o", program], check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == ["sparse: left alone", "list: without lowering"]
+
+
+def test_the_builtin_of_the_page_is_watched() -> None:
+    ((path, may_be_missing),) = re.findall(r'^BUILTIN\(\w+, "(\w+)", (true|false)\)$', PAGE, re.MULTILINE)
+    assert (path, may_be_missing == "true") in _core.paths_of_builtins

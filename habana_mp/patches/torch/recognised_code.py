@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import types
 from multiprocessing import spawn
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -42,25 +43,18 @@ _SPAWNED = Assumption(
 )
 
 
-def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
-    c: Any = torch._C  # the source of torch's functions: a script may replace those in torch's other modules
-    return (
-        c.set_autocast_enabled,
-        c.set_autocast_dtype,
-        c.autocast_increment_nesting,
-        c.autocast_decrement_nesting,
-        c._log_api_usage_once,
-        c.TensorBase._make_subclass,
-        c.is_autocast_enabled,
-        c._to_dlpack,
-        getattr(c, "_to_dlpack_versioned", None),  # older releases lack these two
-        getattr(c, "_data_address", None),
-        c._autograd._unsafe_set_version_counter,
-        getattr(
-            c, "_jit_get_operation", None
-        ),  # without these two no casts of weights are cached (uncounted_writers.py)
-        getattr(c, "_get_operation_overload", None),
-    )
+def _watched_builtins() -> tuple[Any, ...]:
+    # `torch._C` is the source of torch's functions: a script may replace those in torch's other modules.
+    return tuple(_found(path, may_be_missing) for path, may_be_missing in _core.paths_of_builtins)
+
+
+def _found(path: str, may_be_missing: bool) -> Any:
+    try:
+        return attrgetter(path)(torch._C)
+    except AttributeError:
+        if may_be_missing:
+            return None
+        raise
 
 
 def _are_builtins() -> bool:
@@ -90,7 +84,7 @@ class RecognisedCode(Patch):
         if self._is_installed:
             return
         regions = autocast_regions.disabled_regions()  # before the builtins are watched, because it calls one of them
-        _core.watch_builtins(*_watched_builtins(), tuple(uncounted_writers()))
+        _core.watch_builtins(_watched_builtins(), tuple(uncounted_writers()))
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),

@@ -63,18 +63,14 @@ void watch_modules(const py::object& call_impl, const py::object& answering,
   or_throw(engine::watch_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
 }
 
-void watch_builtins(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
-                    const py::object& decrement, const py::object& module_constructed, const py::object& make_subclass,
-                    const py::object& is_autocast_enabled, const py::object& to_dlpack,
-                    const py::object& to_dlpack_versioned, const py::object& data_address,
-                    const py::object& set_version_counter, const py::object& find_operator,
-                    const py::object& find_overload, const py::tuple& writers) {
-  std::vector<PyObject*> held;
-  for (const auto& writer : writers) held.push_back(writer.ptr());
-  or_throw(engine::watch_builtins({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
-                                   module_constructed.ptr(), make_subclass.ptr(), is_autocast_enabled.ptr(),
-                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), data_address.ptr(),
-                                   set_version_counter.ptr(), find_operator.ptr(), find_overload.ptr(), held}));
+std::vector<PyObject*> items_of(const py::tuple& tuple) {
+  PyObject* const* const items = PySequence_Fast_ITEMS(tuple.ptr());
+  return {items, items + tuple.size()};
+}
+
+void watch_builtins(const py::tuple& builtins, const py::tuple& writers) {
+  if (builtins.size() != engine::paths_of_builtins().size()) throw py::value_error("one object for each path");
+  or_throw(engine::watch_builtins(items_of(builtins), items_of(writers)));
 }
 
 void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
@@ -91,6 +87,7 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
 }  // namespace
 
 void register_watching(py::module_& module) {
+  module.attr("paths_of_builtins") = py::tuple(py::cast(engine::paths_of_builtins()));
   module.def("watch_builtins", &watch_builtins);
   module.def("set_recognised", &set_recognised);
   module.def("set_devices_of_regions", [](const py::object& device_types) {
