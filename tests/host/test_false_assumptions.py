@@ -6,10 +6,7 @@ The check fails, and what the ledger promises follows: a training is right, or c
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +14,7 @@ import torch
 
 from habana_mp import _core, cli, hmp
 from habana_mp.common import ledger
+from helpers.processes import run_script
 
 assert cli.main
 #: Those that `habana-mp run` alone makes, and asks for at once.
@@ -126,7 +124,6 @@ _PROGRAM = """
 import functools, json, multiprocessing.spawn, os, sys
 import torch
 import torch.nn.utils.fusion, torch.utils.checkpoint, torch.utils.data._utils.worker
-torch.set_num_threads(1)
 
 class Guard:
     def check(self):
@@ -186,41 +183,20 @@ def trained(name, statement, options):
     outcome["restored"], outcome["count"] = str(torch.mm(matrix, matrix).dtype), _core.installed_count()
     return outcome
 
-for name, statement, options in [("", "pass", {}), *json.loads(sys.argv[1])]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        outcome = {"error": "it ended"}
-        try:
-            outcome = trained(name, statement, options)
-        except BaseException as error:
-            outcome = {"error": f"{type(error).__name__}: {error}"}
-        finally:
-            os.write(writing, json.dumps(outcome).encode())
-            os._exit(0)
-    os.close(writing)
-    outcome = bytearray()
-    while part := os.read(reading, 1 << 16):
-        outcome += part
-    os.close(reading)
-    os.waitpid(child, 0)
-    print(json.dumps([name, json.loads(outcome)]), flush=True)
+name, statement, options = json.loads(sys.argv[1])
+print(json.dumps(trained(name, statement, options)), flush=True)
+os._exit(0)  # with these in place Python need not end well
 """
 
 
 def results(names: list[str]) -> dict[str, Any]:
     """By name, what came of it; by "" what comes where all holds."""
     given = [(name, FALSE[name], OPTIONS.get(name) or REFUSED.get(name, ({}, ""))[0]) for name in names]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROGRAM, json.dumps(given)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(map(json.loads, done.stdout.splitlines()))
+    found = {}
+    for one in [("", "pass", {}), *given]:
+        done = run_script(_PROGRAM, json.dumps(one))
+        found[one[0]] = json.loads(done.stdout) if done.stdout else {"error": done.stderr}
+    return found
 
 
 def problems(found: dict[str, Any]) -> dict[str, str]:

@@ -1,20 +1,17 @@
 """Scripts that replace what Python and torch offer: convert, a training step, a region and restore work beside that.
 
-Each replacement is made in a child of a process that has imported torch, before convert or after it.
+Each replacement is made in a process of its own, before convert or after it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from helpers.processes import run_script
 
 #: By name, statements that replace something. ``wrap(owner, name)`` puts a function of Python around what is there.
 REPLACEMENTS = {
@@ -80,7 +77,6 @@ import bdb, builtins, functools, hashlib, inspect, json, locale, logging, os, sy
 from unittest import mock
 import torch
 import torch.nn.functional, torch.utils.checkpoint
-torch.set_num_threads(1)
 held = []
 placed = []
 
@@ -145,50 +141,28 @@ def trained(replacement, when, options):
     ]
     return outcome
 
-def in_child(replacement, when, options):
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        exit_now, fdopen, dump = os._exit, os.fdopen, json.dumps
-        outcome = {"error": "it ended"}
-        try:
-            outcome = trained(replacement, when, options)
-        except BaseException as error:
-            outcome = {"error": f"{type(error).__name__}: {error}"}
-        finally:
-            sys.settrace(None)
-            os.write(writing, dump(outcome).encode())
-            exit_now(0)
-    os.close(writing)
-    outcome = bytearray()
-    while part := os.read(reading, 1 << 16):
-        outcome += part
-    os.close(reading)
-    os.waitpid(child, 0)
-    return json.loads(outcome) if outcome else {"error": "nothing came back"}
-
-replacements, options = json.loads(sys.argv[1])
-import habana_mp
-print(json.dumps(["", "", in_child("pass", "before", options)]), flush=True)
-for name, replacement in replacements.items():
-    for when in ("before", "after"):
-        print(json.dumps([name, when, in_child(replacement, when, options)]), flush=True)
+exit_now, dump, write = os._exit, json.dumps, os.write
+try:
+    outcome = trained(*json.loads(sys.argv[1]))
+except BaseException as error:
+    outcome = {"error": f"{type(error).__name__}: {error}"}
+sys.settrace(None)
+write(1, dump(outcome).encode())
+exit_now(0)
 """
 
 
 def results(replacements: dict[str, str], options: dict[str, str]) -> dict[tuple[str, str], Any]:
     """By the replacement's name and when it was made, what came of it; by ("", "") what comes without any."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROGRAM, json.dumps([replacements, options])],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parent,
-    )
-    assert done.returncode == 0, done.stderr
-    return {(name, when): outcome for name, when, outcome in map(json.loads, done.stdout.splitlines())}
+    given = [
+        ("", "", "pass"),
+        *((name, when, one) for name, one in replacements.items() for when in ("before", "after")),
+    ]
+    found = {}
+    for name, when, replacement in given:
+        done = run_script(_PROGRAM, json.dumps([replacement, when or "before", options]))
+        found[name, when] = json.loads(done.stdout) if done.stdout else {"error": done.stderr}
+    return found
 
 
 class _Owner:

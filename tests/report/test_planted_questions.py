@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -19,27 +18,21 @@ TELLS = {
     "all_outside_of_modules": "no operation was called in a module, and convert(within=...)",
     "angles_of_a_layer": "made by linear at angles_of_a_layer.py:",
     "attention_follows_its_query": "first input, rule 4, made by add at attention_follows_its_query.py:",
-    "attention_of_a_library": "is left alone inside of torch.autocast(enabled=False)",
     "average_carried": "gives what a module keeps from step to step in bf16",
     "casts_of_one_line": "% of that is matmul",
     "compared_positions": "is given whole numbers up to 1,200",
     "disabled_block": "(Model.second) is left alone under disable_casts",
     "dtype_given": "is left alone: dtype= was given",
-    "float64_in_a_module": "is left alone: an input is float64 (10 calls",
     "float64_slips_in": "an input is float64",
     "index_in_lower_precision": "is given whole numbers up to ",
-    "listed_without_a_kernel": "cholesky",
     "loss_by_hand": "gives the loss in bf16",
     "loss_in_a_function": "is a loss, and runs in bf16",
     "mask_beyond_the_range": "is given a number beyond the range of fp16",
     "no_kernel": "runs in float32: no kernel for the lower precision",
     "not_converted": "call hmp.convert()",
-    "out_given": "is left alone: out= was given",
-    "ping_pong_through_a_function": "between matmul and matmul in bf16",
     "positions_times_frequencies": "rounds whole numbers up to 9",
     "probabilities_before_a_logarithm": "gives probabilities in bf16 to log at probabilities_before_a_logarithm.py:",
     "product_in_a_backward": "matmul in a backward",
-    "products_too_small": "is too small to gain from bf16",
     "products_listed_in_float32": "linear at products_listed_in_float32.py:",
     "protected_block": "is left alone inside of torch.autocast(enabled=False)",
     "slower_shape": "slower in the lower precision",
@@ -47,7 +40,6 @@ TELLS = {
     "softmax_between_products": "between matmul and matmul in bf16",
     "weight_in_numpy": "casts a weight in each call, since no cast is kept: NumPy had its memory",
     "weight_written_in_each_step": "something computes it or writes to it",
-    "weights_in_one_buffer": "casts a weight in each call, since no cast is kept: others hold its memory",
 }
 
 #: Oddities that no line of the script stands for.
@@ -75,23 +67,9 @@ def answers(name: str, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def odd_place(name: str) -> str:
-    """Where the mark stands; or, where it says so, that text of an installed file."""
-    ((number, line),) = (
-        (number, line)
-        for number, line in enumerate((PLANTED / f"{name}.py").read_text("utf-8").splitlines(), 1)
-        if line.endswith("# <- odd")
-    )
-    elsewhere = re.search(r"# In (\S+): (.*)  # <- odd", line)
-    if elsewhere is None:
-        return f"{name}.py:{number}"
-    file, text = elsewhere.groups()
-    package, _, rest = file.partition("/")
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    lines = (Path(found.origin).parent / rest).read_text("utf-8").splitlines()
-    (there,) = [one for one, content in enumerate(lines, 1) if text in content]
-    return f"{file}:{there}"
+    lines = (PLANTED / f"{name}.py").read_text("utf-8").splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith("# <- odd")]
+    return f"{name}.py:{number}"
 
 
 def test_each_script_is_asked() -> None:
