@@ -86,7 +86,6 @@ NOT_HERE = {
     "torch.dlpack-table-is-writable": "tests/host/test_protected_memory.py makes it false",
     "cpython.raise-instruction": "it is CPython's bytecode; another interpreter would be needed",
     "torch.device-types": "torch's own modules import it by name",
-    "torch.wrapped-steps": "the constructor of torch.optim.Optimizer needs it",
     "glibc.mallopt": "another C library would be needed",
     "openmp.threads": "another OpenMP runtime would be needed",
     "openmp.pause": "another OpenMP runtime would be needed",
