@@ -332,16 +332,6 @@ def set_tracked_cast(function: Any) -> None:
 def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """Returns a cast in such a block, if only the caller needs to see the cast. None if that is not possible."""
 
-def set_hook(
-    dictionary: dict[int, Any],
-    key: int,
-    hook: Callable[..., Any] | None,
-    caller: types.CodeType | None,
-    called: str,
-) -> bool:
-    """Adds a hook to a dictionary of torch, or removes it for None. Returns False and does nothing while another thread
-    runs `caller`, which iterates over the dictionary, outside of the function in its variable `called`."""
-
 def set_skips_slower(on: bool) -> None:
     """Sets whether calls are left unchanged if that is faster; forgets the measurements."""
 

@@ -17,7 +17,6 @@ target_sources(_core PRIVATE
   src/engine/elements.cpp
   src/engine/facts.cpp
   src/engine/guarded_calls.cpp
-  src/engine/hooks.cpp
   src/engine/known_tensors.cpp
   src/engine/module_rules.cpp
   src/engine/modules.cpp

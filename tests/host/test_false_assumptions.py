@@ -54,7 +54,6 @@ FALSE = {
     "torch.module-calls": "torch.nn.Module._call_impl = len",
     "torch.module-calls-in-reports": "torch.nn.Module._call_impl = len",
     "torch.watched-builtins": "wrap(torch._C, '_log_api_usage_once')",
-    "torch.step-hooks": "sys.modules['torch.optim.optimizer']._global_optimizer_pre_hooks = []",
     "torch.data-workers": "del torch.utils.data._utils.worker._worker_info",
     "torch.module-constructor": "torch.nn.Module.__init__ = object.__init__",
 }
@@ -67,7 +66,6 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "torch.module-calls": ({"within": "modules"}, "_call_impl is not a Python function"),
     "torch.module-calls-in-reports": ({"report": "modules"}, "_call_impl is not a Python function"),
     "torch.watched-builtins": ({}, "torch.watched-builtins: .* is not a builtin function"),
-    "torch.step-hooks": ({}, "torch.step-hooks"),
     "torch.data-workers": ({}, "torch.data-workers"),
     "torch.module-constructor": ({}, "torch.module-constructor"),
 }

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.optim import optimizer as torch_optimizer
 
 import habana_mp
 from habana_mp import hmp
@@ -376,42 +375,6 @@ def test_a_module_that_another_thread_is_importing_is_waited_for(
     part.uninstall()
     assert Part.seen == [True, False]
     assert sys.meta_path == finders
-
-
-def test_converting_and_restoring_disturb_no_step_of_another_thread() -> None:
-    """torch goes through its hooks of steps as they are: what is put in or taken out meanwhile makes that raise."""
-    weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(100)]
-    optimizer = torch.optim.SGD(weights, lr=0.0)
-    for weight in weights:
-        weight.grad = torch.ones(4)
-    slow = torch_optimizer.register_optimizer_step_post_hook(lambda *_: time.sleep(1e-4))
-    raised: list[Exception] = []
-    over = threading.Event()
-
-    def steps() -> None:
-        while not over.is_set():
-            try:
-                optimizer.step()
-            except RuntimeError as error:
-                raised.append(error)
-                return
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread = threading.Thread(target=steps)
-    thread.start()
-    try:
-        for _ in range(60):
-            hmp.convert()
-            hmp.restore()
-    finally:
-        over.set()
-        sys.setswitchinterval(interval)
-    thread.join()
-    slow.remove()
-    assert not raised
-    assert not torch_optimizer._global_optimizer_pre_hooks
-    assert not torch_optimizer._global_optimizer_post_hooks
 
 
 def test_a_hook_of_a_step_may_convert_and_restore() -> None:

@@ -1,34 +1,19 @@
-"""Hooks around every optimizer's step (rule 11), which are added and removed while other threads take steps.
-
-torch iterates over its dictionaries of hooks, which raises if a hook is added or removed meanwhile.
-"""
+"""Hooks around every optimizer's step (rule 11)."""
 
 from __future__ import annotations
 
-import time
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer, optimizer
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, require
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch.dynamo import HooksOutsideOfGraphs
-
-_HOOKS = Assumption(
-    "torch.step-hooks",
-    assumed="torch's wrapper around each step, which it has as `func`, calls `_global_optimizer_pre_hooks` and "
-    "`_global_optimizer_post_hooks`",
-    check="both are dictionaries, and the code of the wrapper that `profile_hook_step` makes has such a variable",
-    otherwise="convert refuses",
-)
-
-#: The longest wait for running hooks to end. One that takes longer may itself be waiting for this thread.
-_PATIENCE_SECONDS = 1.0
 
 
 def code_around_steps() -> types.CodeType:
@@ -36,18 +21,7 @@ def code_around_steps() -> types.CodeType:
 
     def step() -> None: ...
 
-    return optimizer.Optimizer.profile_hook_step(step).__code__
-
-
-def check_step_hooks() -> None:
-    """Raises if hooks around every step cannot be added in this torch."""
-    require(_HOOKS, _hooks_are_there)
-
-
-def _hooks_are_there() -> bool:
-    code = code_around_steps()
-    hooks = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
-    return all(isinstance(one, dict) for one in hooks) and "func" in (*code.co_varnames, *code.co_freevars)
+    return Optimizer.profile_hook_step(step).__code__
 
 
 class StepHook:
@@ -55,29 +29,17 @@ class StepHook:
 
     def __init__(self, hook: Callable[..., Any], *, before: bool) -> None:
         self._hook = hook
-        self._is_before = before
-        self._hooks: dict[int, Any] = {}
+        self._register = register_optimizer_step_pre_hook if before else register_optimizer_step_post_hook
         self._handle: RemovableHandle | None = None
 
     def install(self) -> None:
         if self._handle is None:
-            before, after = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
-            self._hooks = before if self._is_before else after
-            self._handle = RemovableHandle(self._hooks)
-            self._set(self._handle.id, self._hook)
+            self._handle = self._register(self._hook)
 
     def uninstall(self) -> None:
         if self._handle is not None:
-            self._set(self._handle.id, None)
+            self._handle.remove()
             self._handle = None
-
-    def _set(self, key: int, hook: Callable[..., Any] | None) -> None:
-        end, caller = time.monotonic() + _PATIENCE_SECONDS, code_around_steps()
-        while not _core.set_hook(self._hooks, key, hook, caller, "func"):
-            if time.monotonic() > end:
-                _core.set_hook(self._hooks, key, hook, None, "")
-                return
-            time.sleep(1e-4)
 
 
 class OptimizerSteps(Patch):
@@ -85,9 +47,6 @@ class OptimizerSteps(Patch):
 
     def __init__(self) -> None:
         self._hooks = [StepHook(before_step, before=True), StepHook(after_step, before=False)]
-
-    def check(self, settings: Settings) -> None:
-        check_step_hooks()
 
     def install(self, settings: Settings) -> None:
         for hook in self._hooks:

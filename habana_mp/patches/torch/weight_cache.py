@@ -13,7 +13,7 @@ from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tracked_casts import KeptCast
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.optimizer_steps import StepHook, check_step_hooks
+from habana_mp.patches.torch.optimizer_steps import StepHook
 from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
 
 _METHODS = Assumption(
@@ -122,9 +122,6 @@ class WeightCache(Patch):
     def __init__(self) -> None:
         self._hooks = [StepHook(_expect_changes, before=True), StepHook(_renew, before=False)]
         self._exchange = None if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else _ExchangeOfC()
-
-    def check(self, settings: Settings) -> None:
-        check_step_hooks()
 
     def install(self, settings: Settings) -> None:
         packed, limit = settings.options.packed_weights, settings.options.weight_cache_limit

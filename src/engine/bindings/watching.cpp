@@ -9,7 +9,6 @@
 #include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "engine/call.hpp"
-#include "engine/hooks.hpp"
 #include "engine/known_tensors.hpp"
 #include "engine/modules.hpp"
 #include "engine/rule.hpp"
@@ -96,13 +95,6 @@ void register_watching(py::module_& module) {
   });
   module.def("construction_begins",
              [](const py::object& module_) { or_throw(engine::construction_begins(module_.ptr())); });
-  module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
-                            const py::object& caller, const py::str& called) {
-    const int done = engine::set_hook(dictionary.ptr(), key.ptr(), hook.is_none() ? nullptr : hook.ptr(), caller.ptr(),
-                                      called.ptr());
-    or_throw(done >= 0);
-    return done == 1;
-  });
   // One call: between two from Python, a signal handler could raise an exception.
   module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
     const py::object depth = called(PyObject_CallNoArgs(increment.ptr()));
