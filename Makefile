@@ -1,4 +1,4 @@
-# make demo | test | quick | trust | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
+# make demo | test | quick | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,7 +22,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest trust test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
+.PHONY: demo test quick test-slow test-newest test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -30,11 +30,11 @@ demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.built $(VENV)/.browser
-	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow and not trust"
+	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow"
 
 # One of 31 tests of `make test`, of nearly every kind, in under two minutes: to run after each change.
 quick: $(VENV)/.built $(VENV)/.browser
-	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow and not trust" --part 25/31
+	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow" --part 25/31
 
 # Every kernel over all 2^32 inputs, on every path that this machine has; and what takes long in other tests.
 test-slow: $(VENV)/.built
@@ -42,14 +42,7 @@ test-slow: $(VENV)/.built
 
 # torch's own database of operations, the other rules, and kept weights, beside the newest torch.
 test-newest: $(NEWEST)/.built
-	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow and not trust" tests/rules tests/weights
-
-# What breaks a process on purpose (no memory, hostile code, forks, interrupts), at length; then the core's tests with
-# AddressSanitizer and UndefinedBehaviorSanitizer. Their short forms have no mark, and are part of `make test`. A worker
-# takes one test at a time, since some take ten minutes.
-trust: $(VENV)/.built $(VENV)/.debug-python
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist load --maxschedchunk 1 -m "trust and not slow" --timeout 1800
-	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh address
+	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow" tests/rules tests/weights
 
 # The tests that depend on the processor, as lesser processors would run them; one of some of them with SHORT=1.
 test-processors: $(VENV)/.built
@@ -97,7 +90,7 @@ sanitize: $(VENV)/.built
 
 # Which lines of the core the tests run: a core with counters, then a table. `make coverage TESTS=tests/rules` takes some.
 coverage: $(VENV)/.built $(VENV)/.browser
-	$(BIN)/python tests/coverage_of_core.py $(if $(TESTS),,$(AT_ONCE)) -m "not slow and not trust" --timeout 1800 $(TESTS)
+	$(BIN)/python tests/coverage_of_core.py $(if $(TESTS),,$(AT_ONCE)) -m "not slow" --timeout 1800 $(TESTS)
 
 # Conditions and constants of the core are changed one by one; tests must notice. An hour or more.
 mutants: $(VENV)/.built
@@ -166,22 +159,6 @@ $(VENV)/.aarch64:
 	command -v aarch64-linux-gnu-g++ qemu-aarch64-static >/dev/null || \
 	  { $(APT) update -qq; $(APT) install -y -qq g++-aarch64-linux-gnu qemu-user-static; }
 	mkdir -p $(VENV)
-	touch $@
-
-# The package with a core for a build of Python that counts references (tests/trust/test_reference_counts.py). torch, which
-# was not built for it, runs in it too.
-DEBUG_PYTHON := python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dbg
-$(VENV)/.debug-python: $(VENV)/.built $(SOURCES) $(wildcard habana_mp/*.py habana_mp/*/*.py)
-	command -v $(DEBUG_PYTHON) >/dev/null || { $(APT) update -qq; $(APT) install -y -qq $(DEBUG_PYTHON); }
-	$(BIN)/cmake -S . -B build/debug-python -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-	  -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE=$$(command -v $(DEBUG_PYTHON)) \
-	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) \
-	  -DDLPACK_INCLUDE_DIR=$$($(BIN)/python -c 'import pathlib, tvm_ffi; print(pathlib.Path(tvm_ffi.__file__).parent / "include")') \
-	  > build/debug-python.log
-	$(BIN)/cmake --build build/debug-python
-	rm -rf build/debug-python/site
-	$(BIN)/cmake --install build/debug-python --prefix build/debug-python/site > build/debug-python.log
-	cp -r habana_mp/. build/debug-python/site/habana_mp/
 	touch $@
 
 # Editable: the Python files are used where they lie; only a change of the core builds again.

@@ -526,9 +526,6 @@ def weights_watch(
 def weights_watch_exchange() -> None:
     """Watches DLPack's C exchange API, which another library has just registered with torch."""
 
-def weights_may_watch_exchange() -> bool:
-    """True if there is no such table, or if it is writable."""
-
 def weights_stop_watching() -> None: ...
 def weights_expect_changes(parameters: tuple[Any, ...]) -> None:
     """Notes that these weights will be written to."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import HmpWarning, ListError, warn
-from habana_mp.common.undoing import run_cleanup
 from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
@@ -152,7 +151,7 @@ def convert(options: Options) -> None:
             watching.of_convert(options.report)
             guarding.of_convert(options.guard)
         except BaseException:
-            run_cleanup(_end)
+            _end()
             raise
 
 
@@ -184,7 +183,7 @@ def restore() -> None:
 
 
 def _end() -> None:
-    """Ends what ``convert`` began. It is safe to call twice, as `run_cleanup` does."""
+    """Ends what ``convert`` began."""
     guarding.end()
     installation.uninstall()
     close_log()

@@ -1,8 +1,5 @@
 // Defines the module. Each folder of src/ adds its functions in its own bindings.cpp, or in a folder of that name.
 
-#include <exception>
-#include <stdexcept>
-
 #include "forks.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
@@ -18,15 +15,6 @@ void register_weights(py::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core_of_main_interpreter, module) {
-  // pybind11 raises RuntimeError when it cannot make an object. If memory ran out, MemoryError is already set.
-  // NOLINTNEXTLINE(performance-unnecessary-value-param): the type of the parameter is pybind11's
-  py::register_local_exception_translator([](std::exception_ptr raised) {
-    try {
-      if (raised) std::rethrow_exception(raised);
-    } catch (const std::runtime_error&) {
-      if (PyErr_Occurred() == nullptr || PyErr_ExceptionMatches(PyExc_MemoryError) == 0) throw;
-    }
-  });
   module.doc() = "The C++ core of habana_mp: kernels, the engine that answers torch's operations, the log.";
   py::module_::import("os").attr("register_at_fork")(py::arg("after_in_child") =
                                                          py::cpp_function(&habana_mp::forks::mend));

@@ -1,28 +1,30 @@
-// Includes pybind11 with a check for failed allocations. Every file includes pybind11 through this header.
-//
-// pybind11 makes a string of each keyword name of a call, and does not check whether there was memory for it. Of a
-// number that a function returns it makes an object, and raises TypeError if there was no memory. Here both throw
-// std::bad_alloc, which pybind11 turns into a MemoryError.
+// pybind11, and constructors that may fail.
 #pragma once
 
-#include "errors.hpp"
-
-#define PyUnicode_InternFromString ::habana_mp::interned
-#define PyLong_FromLong(value) ::habana_mp::checked(::PyLong_FromLong(value))
-#define PyLong_FromUnsignedLong(value) ::habana_mp::checked(::PyLong_FromUnsignedLong(value))
-#define PyLong_FromSsize_t(value) ::habana_mp::checked(::PyLong_FromSsize_t(value))
-#define PyLong_FromSize_t(value) ::habana_mp::checked(::PyLong_FromSize_t(value))
-#define PyLong_FromLongLong(value) ::habana_mp::checked(::PyLong_FromLongLong(value))
-#define PyLong_FromUnsignedLongLong(value) ::habana_mp::checked(::PyLong_FromUnsignedLongLong(value))
-#define PyFloat_FromDouble(value) ::habana_mp::checked(::PyFloat_FromDouble(value))
+#define PY_SSIZE_T_CLEAN
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#undef PyUnicode_InternFromString
-#undef PyLong_FromLong
-#undef PyLong_FromUnsignedLong
-#undef PyLong_FromSsize_t
-#undef PyLong_FromSize_t
-#undef PyLong_FromLongLong
-#undef PyLong_FromUnsignedLongLong
-#undef PyFloat_FromDouble
+
+#include <type_traits>
+#include <utility>
+
+namespace habana_mp {
+
+// A constructor of a pybind11 class: `class_.def("__init__", &Constructor<make>::call, is_constructor, ...)`, where
+// `make` returns the object. After the constructors of `py::init` pybind11 enters the object in a table, and an
+// exception there ends the process. This one does it where pybind11 catches exceptions.
+template <auto make, typename Type = decltype(+make)>
+struct Constructor;
+
+template <auto make, typename Made, typename... Arguments>
+struct Constructor<make, Made (*)(Arguments...)> {
+  static void call(pybind11::detail::value_and_holder& place, Arguments... arguments) {
+    place.value_ptr() = new Made(make(std::forward<Arguments>(arguments)...));
+    place.type->init_instance(place.inst, nullptr);
+  }
+};
+
+inline constexpr pybind11::detail::is_new_style_constructor is_constructor{};
+
+}  // namespace habana_mp

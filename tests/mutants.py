@@ -78,7 +78,7 @@ SLOW = [
 ]
 #: Not run: this test builds the core of the checkout, which has no mutant.
 LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
-NOT_MARKED = "not slow and not trust"
+NOT_MARKED = "not slow"
 
 #: Whole tokens of C++. Preprocessor lines, comments and literals are one token each, so nothing in them is changed.
 TOKEN = re.compile(

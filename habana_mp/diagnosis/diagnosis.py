@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from habana_mp.common.undoing import run_cleanup
 from habana_mp.diagnosis.findings import Finding, OperationRow, row_of
 from habana_mp.diagnosis.observing import PRODUCTS
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
@@ -161,17 +160,13 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
 def diagnosed_process() -> Iterator[None]:
     """A block in which observers see all operations, including those without a rule and those of compiled code."""
     eager = EagerMode()
-
-    def end() -> None:
-        installation.diagnose(diagnosed=False)
-        eager.end()
-
     try:
         eager.begin()
         installation.diagnose(diagnosed=True)
         yield
     finally:
-        run_cleanup(end)
+        installation.diagnose(diagnosed=False)
+        eager.end()
 
 
 class ProgressLine:

@@ -12,14 +12,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from habana_mp.common.undoing import run_cleanup
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
@@ -122,7 +120,6 @@ class Replays:
         """A block that restores the state at its end."""
         # A step may begin with `zero_grad`, before any module is called.
         owned: list[tuple[Any, Any]] = [(one, module) for module in all_modules() for one in _weights_of(module)]
-        end = self._end
         try:
             for weight, module in owned:
                 self._owners[id(weight)] = weight, module
@@ -131,13 +128,10 @@ class Replays:
                     weight.grad = None
             yield
         finally:
-            run_cleanup(end)
-
-    def _end(self) -> None:
-        for weight, gradient in self._gradients.values():
-            weight.grad = gradient
-        self._owners.clear()
-        self._restore()
+            for weight, gradient in self._gradients.values():
+                weight.grad = gradient
+            self._owners.clear()
+            self._restore()
 
     def run(self, observer: Observer) -> Outcome:
         """Runs the step once."""
@@ -166,11 +160,10 @@ class Replays:
             (register_optimizer_step_pre_hook, optimizer_begins),
             (register_optimizer_step_post_hook, optimizer_ended),
         ]
-        handles: list[Any] = [None] * len(hooks)
-        end = partial(self._end_run, handles)
+        handles: list[Any] = []
         try:
-            for place, (register, hook) in enumerate(hooks):
-                handles[place] = register(hook)
+            for register, hook in hooks:
+                handles.append(register(hook))
             begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
             with observer.observing(), scalers_end_steps(lambda: self._is_looking, _StepEnds):
                 try:
@@ -181,16 +174,12 @@ class Replays:
             with observer.paused(), apart():
                 return self._outcome(returned)
         finally:
-            run_cleanup(end)
-
-    def _end_run(self, handles: list[Any]) -> None:
-        begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
-        for one in handles:
-            if one is not None:
+            begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+            for one in handles:
                 one.remove()
-        self._loss = None
-        for weight in self._weights.values():
-            weight.grad = None
+            self._loss = None
+            for weight in self._weights.values():
+                weight.grad = None
 
     # ---- the backward ------------------------------------------------------------------------------------------------
 

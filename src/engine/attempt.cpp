@@ -215,14 +215,8 @@ bool may_lower_products(const Call& call, Kind to) {
       if (!is_known(value)) return false;
       continue;
     }
-    // Reading the device of a subclass may run Python code that changes the list, so this reads a copy.
-    const Owned items = PyTuple_Check(value) ? Owned::borrowed(value) : Owned(PyList_AsTuple(value));
-    if (!items) {
-      drop_error_unless_memory_error();
-      return false;
-    }
-    for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(items.get()); ++j) {
-      if (!is_known(PyTuple_GET_ITEM(items.get(), j))) return false;
+    for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(value); ++j) {
+      if (!is_known(PySequence_Fast_GET_ITEM(value, j))) return false;
     }
   }
   return true;

@@ -21,14 +21,9 @@ bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, 
   for (Py_ssize_t i = 0; i < count; ++i) {
     const Kind kind = host::kind_of(values[i]);
     if (kind == Kind::sequence && depth < deepest_sequence) {
-      // Reading the dtype or device of a subclass may run Python code that changes the list, so this reads a copy.
-      const Owned items = PyTuple_Check(values[i]) ? Owned::borrowed(values[i]) : Owned(PyList_AsTuple(values[i]));
-      if (!items) {
-        drop_error_unless_memory_error();
-        continue;
-      }
-      if (is_any_tensor(PySequence_Fast_ITEMS(items.get()), PyTuple_GET_SIZE(items.get()), test, depth + 1))
+      if (is_any_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), test, depth + 1)) {
         return true;
+      }
     } else if (test(values[i], kind)) {
       return true;
     }

@@ -72,13 +72,12 @@ Finite worst_of(PyObject* const* values, Py_ssize_t count) noexcept {
   return worst;
 }
 
-void note_largest(const Target& target, float largest) noexcept try {
+void note_largest(const Target& target, float largest) {
   float& known = guard->largest[target.operation];
   known = std::max(known, largest);
-} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the report loses the value
 }
 
-Finite worst_of_result(const Target& target, PyObject* result) noexcept {
+Finite worst_of_result(const Target& target, PyObject* result) {
   Finite worst = Finite::numbers;
   for_each_tensor(&result, 1, [&](PyObject* tensor) {
     const Magnitude one = watch::magnitude_of(tensor, checks_all());

@@ -53,11 +53,9 @@ PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyOb
 
 PyObject* ruled_call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);
-  std::unique_ptr<watch::ModuleCall> call = watch::enter_call(values[0]);
+  const std::unique_ptr<watch::ModuleCall> call = watch::enter_call(values[0]);
   if (!call) return nullptr;
-  PyObject* result = call_by_rules(values, flagged_count, keywords);
-  watch::leave_call(std::move(call));
-  return result;
+  return call_by_rules(values, flagged_count, keywords);
 }
 
 // Like the other two. Also reports the running module to the watch.
@@ -109,8 +107,7 @@ bool may_watch_modules(PyObject* call_impl) {
 }
 
 bool can_follow_modules(PyObject* call_impl) {
-  host::MemoryMap memory;
-  if (watched.is_watched() || host::WatchedFunction::check(call_impl, memory)) return true;
+  if (watched.is_watched() || host::WatchedFunction::check(call_impl)) return true;
   PyErr_SetString(PyExc_RuntimeError,
                   "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
                   "is called as others are. Use `within=None`, and the report of operations");

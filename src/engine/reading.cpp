@@ -25,18 +25,14 @@ const Names& names() {
 template <typename Note>
 void for_each_in_sequence(const Rule& rule, PyObject* sequence, int depth, const Note& note) {
   if (!may_exchange(rule, sequence)) return;
-  const bool is_tuple = PyTuple_Check(sequence);
-  const auto size = [&] { return is_tuple ? PyTuple_GET_SIZE(sequence) : PyList_GET_SIZE(sequence); };
-  // Reading a subclass's dtype may run Python code, so the size is read again each time and the item is held.
-  for (Py_ssize_t i = 0; i < size(); ++i) {
-    PyObject* const next = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
-    if (PyLong_CheckExact(next) || PyFloat_CheckExact(next)) return;
-    const Owned item = Owned::borrowed(next);
-    const Kind kind = host::kind_of(item.get());
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
+    PyObject* const item = PySequence_Fast_GET_ITEM(sequence, i);
+    if (PyLong_CheckExact(item) || PyFloat_CheckExact(item)) return;
+    const Kind kind = host::kind_of(item);
     if (kind == Kind::sequence) {
-      if (depth < deepest_sequence) for_each_in_sequence(rule, item.get(), depth + 1, note);
+      if (depth < deepest_sequence) for_each_in_sequence(rule, item, depth + 1, note);
     } else {
-      note(item.get(), kind);
+      note(item, kind);
     }
   }
 }

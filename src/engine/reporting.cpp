@@ -1,7 +1,5 @@
 #include "engine/reporting.hpp"
 
-#include <new>
-
 #include "engine/tracing.hpp"
 #include "errors.hpp"
 #include "log/log.hpp"
@@ -26,24 +24,18 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 
 }  // namespace
 
-void notify_listeners(Target& target, Decision decision, const Tally& tally) noexcept {
+void notify_listeners(Target& target, Decision decision, const Tally& tally) {
   const HeldError held;
-  try {
-    const unsigned casts = tally.casts - tally.cached;
-    if (listens(Listener::watch)) {
-      watch::decided(&target, target.operation, target.index != no_index, decision,
-                     {casts, tally.cached, tally.made.bytes, tally.small}, tally.has_autocast_casts);
-    }
-    if (log::is_active()) log_call(target, decision, casts);
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header
+  const unsigned casts = tally.casts - tally.cached;
+  if (listens(Listener::watch)) {
+    watch::decided(&target, target.operation, target.index != no_index, decision,
+                   {casts, tally.cached, tally.made.bytes, tally.small}, tally.has_autocast_casts);
   }
+  if (log::is_active()) log_call(target, decision, casts);
 }
 
-void notify_watch(Target& target, Decision decision) noexcept {
-  try {
-    watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header
-  }
+void notify_watch(Target& target, Decision decision) {
+  watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
 }
 
 void trace_result(const Target& target, Decision decision) noexcept {

@@ -16,16 +16,15 @@ inline void count(Target& target, Decision decision, const Tally& tally) noexcep
   counter.small += tally.small;
 }
 
-// Reports a finished call to the watch and the log. If memory runs out, both miss the call; its result is still
-// returned.
-void notify_listeners(Target& target, Decision decision, const Tally& tally) noexcept;
+// Reports a finished call to the watch and the log.
+void notify_listeners(Target& target, Decision decision, const Tally& tally);
 
-// Reports a finished call to the watch alone, which misses the call if memory runs out.
-void notify_watch(Target& target, Decision decision) noexcept;
+// Reports a finished call to the watch alone.
+void notify_watch(Target& target, Decision decision);
 
 void trace_result(const Target& target, Decision decision) noexcept;
 
-inline void report(Target& target, Decision decision, const Tally& tally) noexcept {
+inline void report(Target& target, Decision decision, const Tally& tally) {
   count(target, decision, tally);
   if (rules::tracer != nullptr) [[unlikely]]
     trace_result(target, decision);

@@ -11,7 +11,6 @@
 #include "engine/originals.hpp"
 #include "engine/state.hpp"
 #include "engine/watched.hpp"
-#include "host/memory_map.hpp"
 #include "host/tensors.hpp"
 #include "tensor/cast_memory.hpp"
 #include "weights/escapes.hpp"
@@ -107,8 +106,8 @@ host::Stubs stubs_of(const Target& target) {
 }
 
 // Finds the kind of an object as if it was not watched. False with an exception set if it cannot be patched.
-bool kind_unwatched(PyObject* object, host::MemoryMap& memory, host::CallableKind& kind) {
-  // Resumes the watch at the end, also when memory runs out.
+bool kind_unwatched(PyObject* object, host::CallableKind& kind) {
+  // Resumes the watch at the end, also after an exception.
   struct Suspended {
     explicit Suspended(PyObject* writer) noexcept : object(suspend_writer(writer) ? writer : nullptr) {}
     ~Suspended() {
@@ -119,7 +118,7 @@ bool kind_unwatched(PyObject* object, host::MemoryMap& memory, host::CallableKin
     PyObject* object;
   };
   const Suspended suspended(object);
-  return host::find_kind(object, memory, kind);
+  return host::find_kind(object, kind);
 }
 
 void hook(Target& target, const host::TensorClasses& classes) {
@@ -142,13 +141,12 @@ std::uint64_t changes = 0;
 
 // Finds or makes a target for each entry. False with a Python exception set if one of the objects cannot be handled.
 bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*>& found) {
-  host::MemoryMap memory;
   found.reserve(entries.size());
   for (const CoveredObject& entry : entries) {
     host::CallableKind kind = host::CallableKind::function;
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
-      if (!kind_unwatched(entry.object, memory, kind)) return false;
+      if (!kind_unwatched(entry.object, kind)) return false;
       const bool is_operator = entry.operation.find("::") != std::string::npos;
       if (is_operator && kind == host::CallableKind::function) kind = host::CallableKind::slow_operator;
       target = target_for(entry.object, kind, entry.operation.c_str(), entry.shown);
@@ -229,10 +227,9 @@ static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
 }
 
 static bool may_put_in(const RuleSet& set) {
-  host::MemoryMap memory;
   host::CallableKind kind = host::CallableKind::function;
   return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
-    return one.target->installed || kind_unwatched(one.target->object.get(), memory, kind);
+    return one.target->installed || kind_unwatched(one.target->object.get(), kind);
   });
 }
 
@@ -250,7 +247,6 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
     content.covered.push_back({found[i], intern(entries[i].unlisted)});
     if (!found[i]->installed) found[i]->operation = entries[i].operation;
   }
-  if (!may_put_in(content)) return nullptr;  // checked before a number is used up
   RuleSet* set = intern_rule_set(std::move(content));
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
@@ -269,7 +265,6 @@ RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObje
     content.covered.push_back({found[i], intern(changed[i].unlisted)});
     if (!found[i]->installed) found[i]->operation = changed[i].operation;
   }
-  if (!may_put_in(content)) return nullptr;
   RuleSet* set = make_module_rule_set(std::move(content));
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }

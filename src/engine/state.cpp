@@ -67,7 +67,7 @@ bool is_one_of(PyObject* code, PyObject* codes) {
   return false;
 }
 
-// True if an __init__ of the module is running. Throws std::bad_alloc when memory runs out.
+// True if an __init__ of the module is running.
 bool is_running(const Construction& construction) {
   PyObject* module = referent_of(construction.module.get());
   if (module == nullptr) return false;
@@ -81,7 +81,6 @@ bool is_running(const Construction& construction) {
     const bool is_init = wrapped == Py_None || (!walk.is_traced() && walk.encloses(wrapped));
     if (is_init && (walk.is_traced() || walk.first_parameter() == module)) return true;
   }
-  if (walk.failed()) throw std::bad_alloc();
   return false;
 }
 
@@ -90,21 +89,12 @@ void set_construction(ThreadState& state, Construction* record) {
   const std::unique_ptr<Construction> former(std::exchange(state.construction, record));
 }
 
-// True if the recorded module is still being constructed. If not, the record is dropped. The record is taken out of the
-// state while the frames are walked: the walk may run finalizers, which may call operations and construct modules.
+// True if the recorded module is still being constructed. If not, the record is dropped.
 bool is_constructing(ThreadState& state) {
-  Construction* record = std::exchange(state.construction, nullptr);
-  if (record == nullptr) return false;
-  bool running = false;
-  try {
-    running = is_running(*record);
-  } catch (...) {
-    set_construction(state, record);
-    throw;
-  }
-  set_construction(state, record);
-  if (!running) set_construction(state, nullptr);
-  return running;
+  if (state.construction == nullptr) return false;
+  if (is_running(*state.construction)) return true;
+  set_construction(state, nullptr);
+  return false;
 }
 
 struct KnownFile {
@@ -147,13 +137,12 @@ bool is_exact_code_object(PyObject* code) {
   return known.is_exact;
 }
 
-// True if a step of an optimizer is running. Throws std::bad_alloc when memory runs out.
+// True if a step of an optimizer is running.
 bool is_stepping() {
   host::FrameWalk walk;
   for (; walk; walk.outwards()) {
     if (is_one_of(walk.code(), known_things->steps.get())) return true;
   }
-  if (walk.failed()) throw std::bad_alloc();
   return false;
 }
 
@@ -246,28 +235,25 @@ std::optional<rules::Reason> reason_against_casts(ThreadState& state) {
   return std::nullopt;
 }
 
-bool construction_begins(PyObject* module) {
+void construction_begins(PyObject* module) {
   ThreadState& state = thread_state;
-  if (is_constructing(state)) return true;  // a module inside the module
+  if (is_constructing(state)) return;  // a module inside the module
   host::ensure_thread_follows_greenlets();
   if (module == nullptr) {
     // The innermost frame is nn.Module.__init__, or a function that replaces it.
     host::FrameWalk innermost;
     module = innermost ? innermost.first_parameter() : nullptr;
-    if (innermost.failed()) throw std::bad_alloc();
   }
-  if (module == nullptr) return true;
+  if (module == nullptr) return;
   Owned reference(PyWeakref_NewRef(module, nullptr));
   Owned codes = reference ? host::init_codes(Py_TYPE(module)) : nullptr;
   if (!codes) {
-    if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return false;
-    clear_error();  // the class does not support weak references
-    return true;
+    drop_error_unless_memory_error();  // the class does not support weak references
+    return;
   }
   set_construction(state, new Construction{std::move(codes), std::move(reference)});
   // The record stays until the next cast checks it, perhaps until the thread ends.
   host::at_thread_end("habana_mp.construction", [] { set_construction(thread_state, nullptr); });
-  return true;
 }
 
 void forget_construction(Construction* record) noexcept { const std::unique_ptr<Construction> dropped(record); }
@@ -282,7 +268,6 @@ bool caller_is_inside_of_an_operation() {
   if (!known_things->inside) return false;
   host::FrameWalk walk;
   while (walk && host::is_of_file(walk.code(), known_things->between.get())) walk.outwards();
-  if (walk.failed()) throw std::bad_alloc();
   return walk && host::is_of_file(walk.code(), known_things->inside.get());
 }
 
@@ -302,7 +287,6 @@ bool caller_is_exact() {
   host::FrameWalk walk;
   CodeOwner owner = CodeOwner::other;
   while (walk && (owner = owner_of(walk.code())) == CodeOwner::torch) walk.outwards();
-  if (walk.failed()) throw std::bad_alloc();
   return walk && owner == CodeOwner::exact;
 }
 
@@ -329,13 +313,11 @@ bool a_module_runs() {
   if (!known_things->module_calls) return false;
   host::FrameWalk walk;
   while (walk && walk.code() != known_things->module_calls.get()) walk.outwards();
-  if (walk.failed()) throw std::bad_alloc();
   return static_cast<bool>(walk);
 }
 
 bool caller_is_custom_fwd() {
   const host::FrameWalk caller;
-  if (caller.failed()) throw std::bad_alloc();
   return caller && known_things->custom_fwd && caller.code() == known_things->custom_fwd.get();
 }
 
@@ -345,8 +327,7 @@ AutocastRegion region_of_torchs_own() {
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
   packed.reset();
   if (PyErr_Occurred() != nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) drop_error_unless_memory_error();
-    drop_error();
+    drop_error_unless_memory_error();
     return AutocastRegion::as_outside;
   }
   if (is_known) thread_state.entering_state = value;
@@ -356,7 +337,6 @@ AutocastRegion region_of_torchs_own() {
 bool region_is_torchs_own() {
   host::FrameWalk walk;  // starts in autocast.__enter__
   if (walk) walk.outwards();
-  if (walk.failed()) throw std::bad_alloc();
   return walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());
 }
 

@@ -104,8 +104,7 @@ inline bool may_be_a_place(const ThreadState& state) {
          *exact_files;
 }
 
-// Returns the reason why nothing may be cast here, or nullopt. Called only when a cast is about to be made. Throws
-// std::bad_alloc when memory runs out.
+// Returns the reason why nothing may be cast here, or nullopt. Called only when a cast is about to be made.
 std::optional<rules::Reason> reason_against_casts(ThreadState& state);
 
 // The owner of a code object: code whose own arithmetic is not lowered, a part of torch that computes for its caller,
@@ -113,8 +112,7 @@ std::optional<rules::Reason> reason_against_casts(ThreadState& state);
 enum class CodeOwner : std::uint8_t { other, torch, exact };
 CodeOwner owner_of(PyObject* code);
 
-// True if the caller is exact code. Called when a list is about to lower a call. Throws std::bad_alloc when memory runs
-// out.
+// True if the caller is exact code. Called when a list is about to lower a call.
 bool caller_is_exact();
 
 // Sets the exact code: a tuple of files as above or null, and a tuple of code objects or null.
@@ -132,9 +130,8 @@ TracedCaller exchange_traced_caller(TracedCaller caller) noexcept;
 inline bool casts_are_made_here() { return lists_apply_here() && !reason_against_casts(thread_state).has_value(); }
 
 // Records that the construction of `module` has begun in this thread. Null stands for the module whose __init__ is the
-// innermost Python code. Frames show later if the construction still runs. False with a Python exception set when
-// memory runs out.
-bool construction_begins(PyObject* module);
+// innermost Python code. Frames show later if the construction still runs.
+void construction_begins(PyObject* module);
 // Frees the record of a construction. `mark` may be null.
 void forget_construction(Construction* record) noexcept;
 
@@ -160,20 +157,18 @@ struct Recognised {
 void set_recognised(Recognised given) noexcept;
 const Recognised& recognised() noexcept;
 
-// True if the caller is torch code that implements another operation in Python. Called for tensors of tracers. Throws
-// std::bad_alloc when memory runs out.
+// True if the caller is torch code that implements another operation in Python. Called for tensors of tracers.
 bool caller_is_inside_of_an_operation();
 
 // True if torch itself, and not the user, enters the current region of torch.autocast. `region_of_torchs_own` then
-// returns the effect of the region. Both throw std::bad_alloc when memory runs out.
+// returns the effect of the region.
 bool region_is_torchs_own();
 AutocastRegion region_of_torchs_own();
 
-// True if the forward of a module runs in this thread. Throws std::bad_alloc when memory runs out.
+// True if the forward of a module runs in this thread.
 bool a_module_runs();
 
-// True if the calling Python function is the wrapper of torch.amp.custom_fwd. Throws std::bad_alloc when memory runs
-// out.
+// True if the calling Python function is the wrapper of torch.amp.custom_fwd.
 bool caller_is_custom_fwd();
 
 }  // namespace habana_mp::engine

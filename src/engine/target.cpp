@@ -121,13 +121,9 @@ void keep_counts(Target& target) {
 
 void drop_function_target(Target* target) noexcept {
   std::vector<Target*>& alive = functions();
-  std::unique_ptr<Target> gone(target);
-  try {
-    keep_counts(*target);
-    alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
-  } catch (const std::bad_alloc&) {
-    static_cast<void>(gone.release());  // the target stays with its counts, and releases the function
-  }
+  const std::unique_ptr<Target> gone(target);
+  keep_counts(*target);
+  alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
   // Released last, since that may run other code.
   const Owned called = std::move(target->called);
   const Owned object = std::move(target->object);

@@ -144,8 +144,8 @@ PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_
 PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   if (count == 1 && PyUnicode_Check(values[0]) &&
-      PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0 && !construction_begins(nullptr)) {
-    return nullptr;
+      PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
+    construction_begins(nullptr);
   }
   return module_constructed.call(values, flagged_count, keywords);
 }
@@ -218,9 +218,9 @@ PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t f
 
 // Watches these builtins, except those that are already watched. False with an exception set on failure; then nothing
 // has changed.
-bool add_writers(const std::vector<PyObject*>& builtins, host::MemoryMap& memory) {
+bool add_writers(const std::vector<PyObject*>& builtins) {
   for (PyObject* builtin : builtins) {
-    if (!WatchedBuiltin::check(builtin, memory)) return false;
+    if (!WatchedBuiltin::check(builtin)) return false;
   }
   for (PyObject* builtin : builtins) {
     if (writers.contains(builtin)) continue;
@@ -253,8 +253,7 @@ PyObject* lookup_stub(PyObject*, PyObject* const* values, std::size_t flagged_co
   const Owned found(PyObject_Vectorcall(recognised().operator_found.get(), arguments, 3, nullptr));
   if (!found) return nullptr;
   const auto* items = PySequence_Fast_ITEMS(found.get());
-  host::MemoryMap memory;
-  if (!add_writers({items, items + PySequence_Fast_GET_SIZE(found.get())}, memory)) return nullptr;
+  if (!add_writers({items, items + PySequence_Fast_GET_SIZE(found.get())})) return nullptr;
   return result.release();
 }
 constexpr auto find_operator_stub = lookup_stub<find_operator>;
@@ -385,11 +384,10 @@ std::vector<std::pair<const char*, bool>> paths_of_builtins() {
 }
 
 bool watch_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers) {
-  host::MemoryMap memory;
   for (PyObject* object : objects) {
-    if (object != Py_None && !WatchedBuiltin::check(object, memory)) return false;
+    if (object != Py_None && !WatchedBuiltin::check(object)) return false;
   }
-  if (!host::WatchedData::check(memory) || !add_writers(added_writers, memory)) return false;
+  if (!add_writers(added_writers)) return false;
   for (std::size_t i = 0; i < objects.size(); ++i) {
     if (objects[i] != Py_None) builtins[i].builtin.prepare(objects[i]);
   }
@@ -407,16 +405,14 @@ namespace {
 using ConversionMethods = std::array<Owned, conversion_count>;
 
 bool find_state(const AttributeFunctions& attributes, ConversionMethods& methods) {
-  host::MemoryMap memory;
   for (std::size_t i = 0; i < methods.size(); ++i) {
     methods[i] = host::attribute_of_tensor_base(conversions[i].name);
     const bool is_watched = conversions[i].method.is_watched();
-    if (!methods[i] ||
-        (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS, memory)))
+    if (!methods[i] || (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS)))
       return false;
   }
   const auto may_be_watched = [&](const host::WatchedFunction& watched, PyObject* function) {
-    return watched.is_watched() || host::WatchedFunction::check(function, memory);
+    return watched.is_watched() || host::WatchedFunction::check(function);
   };
   if (may_be_watched(set_attribute, attributes.set) && may_be_watched(get_attribute, attributes.get)) return true;
   PyErr_SetString(PyExc_RuntimeError,

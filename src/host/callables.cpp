@@ -17,8 +17,7 @@ Assumption slots{
     "cpython.slots",
     "a builtin or a method descriptor is called by its vectorcall slot, or by the C function of its definition, "
     "whatever way Python code calls it",
-    "each object's type, flags and slot are those that CPython gives to a sample of ours; what is stored into may be "
-    "written to, in each class that has a copy of it",
+    "each object's type, flags and slot are those that CPython gives to a sample of ours",
     "convert refuses, and nothing has changed"};
 
 // Returns the vectorcall slot of a builtin, a method descriptor or any other object that holds its own slot.
@@ -65,19 +64,15 @@ vectorcallfunc expected_method_slot(int flags) {
 
 bool is_type_slot(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
 
-// Calls `visit` with the copy of the slot in `type` and in each class that derives from it. Each class has its own
-// copy, and a class that is made later inherits the current one. Returns false if a visit returns false. Also returns
-// false if the subclasses cannot be listed, with an exception set.
-template <auto slot, typename Visit>
-bool visit_classes(PyTypeObject* type, const Visit& visit) {
-  PyMappingMethods* mapping = type->tp_as_mapping;
-  if (mapping != nullptr && !visit(type, &(mapping->*slot))) return false;
-  // Calls type.__subclasses__ itself, since a class may have another attribute of this name.
+// Adds the type and the classes that derive from it. Each has its own copy of the slots, and a class that is made later
+// inherits the current one. Returns false with an exception set if the subclasses cannot be listed.
+bool add_classes(PyTypeObject* type, std::vector<Owned>& found) {
+  if (type->tp_as_mapping != nullptr) found.push_back(Owned::borrowed(reinterpret_cast<PyObject*>(type)));
+  // Calls type.__subclasses__ itself, since a metaclass may override it.
   const Owned subclasses(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyType_Type), "__subclasses__", "O", type));
   if (!subclasses) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses.get()); ++i) {
-    if (!visit_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses.get(), i)), visit))
-      return false;
+    if (!add_classes(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses.get(), i)), found)) return false;
   }
   return true;
 }
@@ -90,46 +85,14 @@ void replace_in_classes(const TensorClasses& classes, Function from, Function to
   }
 }
 
-// True if Tensor's slot wrapper calls Tensor's slot, and the slot is writable in each class that has it. Otherwise
-// returns false with an exception set.
+// True if Tensor's slot wrapper calls Tensor's slot. Otherwise returns false with an exception set.
 template <auto slot>
-bool may_replace_in_classes(PyObject* wrapper, MemoryMap& memory) {
-  using Function = std::remove_reference_t<decltype(std::declval<PyMappingMethods>().*slot)>;
+bool may_replace_in_classes(PyObject* wrapper) {
   const PyMappingMethods* mapping = api.tensor_base->tp_as_mapping;
   auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(wrapper);
-  if (mapping == nullptr || mapping->*slot == nullptr ||
-      reinterpret_cast<void*>(mapping->*slot) != descriptor->d_wrapped) {
-    return refuse(wrapper, "it does not call the slot of its type");
-  }
-  const Function original = mapping->*slot;
-  const bool may = visit_classes<slot>(api.tensor_base, [&](PyTypeObject* type, Function* place) {
-    return *place != original || memory.may_write(place) ||
-           refuse(reinterpret_cast<PyObject*>(type), "its slots may not be written to");
-  });
-  return may || PyErr_Occurred() != nullptr ? may
-                                            : refuse(wrapper, "the classes that derive from Tensor are not known");
-}
-
-// True if all memory that `put_in` stores into is writable.
-bool may_put_in(PyObject* object, CallableKind kind, MemoryMap& memory) {
-  switch (kind) {
-    case CallableKind::function:
-    case CallableKind::slow_operator:
-    case CallableKind::fast_operator:
-      return memory.may_write(slot_of(object)) &&
-             (!PyCFunction_CheckExact(object) || memory.may_write(&reinterpret_cast<PyCFunctionObject*>(object)->m_ml));
-    case CallableKind::method:
-    case CallableKind::method_no_arguments:
-      return memory.may_write(slot_of(object)) &&
-             memory.may_write(&reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_meth);
-    case CallableKind::assignment:
-    case CallableKind::subscript:
-      return memory.may_write(&reinterpret_cast<PyWrapperDescrObject*>(object)->d_wrapped);
-    case CallableKind::composite:
-    case CallableKind::user_function:
-      return true;
-  }
-  return false;
+  return (mapping != nullptr && mapping->*slot != nullptr &&
+          reinterpret_cast<void*>(mapping->*slot) == descriptor->d_wrapped) ||
+         refuse(wrapper, "it does not call the slot of its type");
 }
 
 }  // namespace
@@ -168,7 +131,7 @@ bool refuse(PyObject* object, const char* why) {
 namespace {
 
 // Sets `kind` if the object's flags and slot are those of CPython. Otherwise returns false with an exception set.
-bool recognise(PyObject* object, MemoryMap& memory, CallableKind& kind) {
+bool recognise(PyObject* object, CallableKind& kind) {
   if (is_type_slot(object)) {
     auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
     if (PyDescr_TYPE(object) != api.tensor_base || (std::string_view(descriptor->d_base->name) != "__setitem__" &&
@@ -177,8 +140,8 @@ bool recognise(PyObject* object, MemoryMap& memory, CallableKind& kind) {
     }
     const bool assigns = std::string_view(descriptor->d_base->name) == "__setitem__";
     kind = assigns ? CallableKind::assignment : CallableKind::subscript;
-    return assigns ? may_replace_in_classes<&PyMappingMethods::mp_ass_subscript>(object, memory)
-                   : may_replace_in_classes<&PyMappingMethods::mp_subscript>(object, memory);
+    return assigns ? may_replace_in_classes<&PyMappingMethods::mp_ass_subscript>(object)
+                   : may_replace_in_classes<&PyMappingMethods::mp_subscript>(object);
   }
   if (Py_TYPE(object) == &PyMethodDescr_Type) {
     PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
@@ -224,11 +187,10 @@ bool recognise(PyObject* object, MemoryMap& memory, CallableKind& kind) {
 
 }  // namespace
 
-bool find_kind(PyObject* object, MemoryMap& memory, CallableKind& kind) {
+bool find_kind(PyObject* object, CallableKind& kind) {
   if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
   slots.settle(true);
-  if (!recognise(object, memory, kind)) return false;
-  return may_put_in(object, kind, memory) || refuse(object, "its definition may not be written to");
+  return recognise(object, kind);
 }
 
 bool can_cover(PyObject* object) noexcept {
@@ -243,17 +205,8 @@ bool can_cover(PyObject* object) noexcept {
 }
 
 std::optional<TensorClasses> TensorClasses::find() {
-  MemoryMap memory;
   TensorClasses classes;
-  // A read-only copy belongs to a class that was made after `may_replace_in_classes` ran. It keeps its slots.
-  const bool are_known =
-      visit_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, [&](PyTypeObject* type, binaryfunc* place) {
-        if (memory.may_write(place) && memory.may_write(&type->tp_as_mapping->mp_ass_subscript)) {
-          classes.all_.push_back(Owned::borrowed(reinterpret_cast<PyObject*>(type)));
-        }
-        return true;
-      });
-  if (!are_known) return std::nullopt;
+  if (!add_classes(api.tensor_base, classes.all_)) return std::nullopt;
   return classes;
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "from_c.hpp"
-#include "host/memory_map.hpp"
 #include "owned.hpp"
 
 namespace habana_mp::host {
@@ -65,14 +64,13 @@ struct Callable {
   bool is_operator() const { return kind == CallableKind::slow_operator || kind == CallableKind::fast_operator; }
 };
 
-// Finds the shape of an object that can be patched. False with an exception set if it cannot. Checks all memory that
-// `put_in` writes to, because read-only memory must be found before the first write.
-bool find_kind(PyObject* object, MemoryMap& memory, CallableKind& kind);
+// Finds the shape of an object that can be patched. False with an exception set if it cannot.
+bool find_kind(PyObject* object, CallableKind& kind);
 
 // True if the calling convention of the object is supported. Nothing else is checked.
 bool can_cover(PyObject* object) noexcept;
 
-// Tensor and the derived classes whose copies of its slots are writable.
+// Tensor and the classes that derive from it, which have copies of its slots.
 class TensorClasses {
  public:
   // Returns nullopt with an exception set when memory runs out.

@@ -4,7 +4,6 @@
 
 #include "errors.hpp"
 #include "host/finding.hpp"
-#include "host/held_memory.hpp"
 #include "host/ledger.hpp"
 
 namespace habana_mp::host {
@@ -38,8 +37,8 @@ PyTracebackObject* innermost_of(PyObject* traceback) {
 bool ends_in_raise(const PyTracebackObject* entry) {
   static const long raise = number_of_opcode("RAISE_VARARGS");
   const FrameWalk frame(entry->tb_frame);
-  const Owned bytes(PyObject_GetAttrString(frame.code(), "co_code"));
-  return bytes && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
+  const Owned bytes(checked(PyObject_GetAttrString(frame.code(), "co_code")));
+  return entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
          static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
 }
 
@@ -112,35 +111,22 @@ bool is_worker(PyObject* worker_namespace) {
 
 bool jit_trace_was_recording() {
   const HeldError held;
-  FrameWalk walk;
-  bool found = false;
-  for (; walk && !found; walk.outwards()) {
+  for (FrameWalk walk; walk; walk.outwards()) {
     const Owned name = walk.module_name();
-    found = name && PyUnicode_CompareWithASCIIString(name.get(), "torch.jit._trace") == 0;
+    if (name && PyUnicode_CompareWithASCIIString(name.get(), "torch.jit._trace") == 0) return true;
   }
-  found = found || walk.failed();
-  return found;
+  return false;
 }
 
 bool raised_by_user_code() {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   const HeldError held;
-  static PyObject* const own = [] {
-    const NoCollection no_finalizers;  // a finalizer that calls this function would wait for itself
-    return checked(Py_BuildValue("(ss)", "torch.", "habana_mp."));
-  }();
   const PyTracebackObject* entry = innermost_of(held.traceback());
-  bool by_others = false;
-  if (entry != nullptr && !held.has_context()) {
-    FrameWalk frame(entry->tb_frame);
-    const Owned module = frame.module_name();
-    const bool is_torchs = module && (begins_with_one_of(module.get(), own) ||
-                                      PyUnicode_CompareWithASCIIString(module.get(), "torch") == 0);
-    by_others = frame.failed() || (!is_torchs && (!can_detect_raise || ends_in_raise(entry)));
-    by_others = by_others || (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0);
-  }
-  clear_error();
-  return by_others;
+  if (entry == nullptr || held.has_context()) return false;
+  const Owned module = FrameWalk(entry->tb_frame).module_name();
+  const std::string_view name = module ? text_of(module.get()) : std::string_view();
+  if (name == "torch" || name.starts_with("torch.") || name.starts_with("habana_mp.")) return false;
+  return !can_detect_raise || ends_in_raise(entry);
 }
 
 PyObject* pair_of(PyObject* codes, PyObject* code) {

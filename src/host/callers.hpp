@@ -26,12 +26,12 @@ bool caller_is_distributed();
 // True if this process is a DataLoader worker. `worker_namespace` is that of torch.utils.data._utils.worker, or null.
 bool is_worker(PyObject* worker_namespace);
 
-// True if torch.jit.trace was recording the call that raised the current exception, or when memory runs out. After such
-// a failure torch crashes at the next operation. Recording has already stopped, so the tracer's frame is searched for.
+// True if torch.jit.trace was recording the call that raised the current exception. After such a failure torch crashes
+// at the next operation. Recording has already stopped, so the tracer's frame is searched for.
 bool jit_trace_was_recording();
 
-// True if other Python code inside the call (a saved-tensor hook, a mode) raised the current exception with `raise`, or
-// when memory runs out. False if it was raised while another exception, such as one of torch's, was handled. False for
+// True if other Python code inside the call (a saved-tensor hook, a mode) raised the current exception with
+// `raise`. False if it was raised while another exception, such as one of torch's, was handled. False for
 // NotImplementedError, which always means that there is no kernel.
 bool raised_by_user_code();
 

@@ -22,7 +22,7 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
 }
 
 // Returns the UTF-8 text of a string, which is valid as long as the string lives. Empty, with no exception set, if the
-// string cannot be encoded or memory runs out.
+// string cannot be encoded.
 inline std::string_view text_of(PyObject* string) noexcept {
   Py_ssize_t size = 0;
   const char* const text = PyUnicode_AsUTF8AndSize(string, &size);
@@ -30,12 +30,9 @@ inline std::string_view text_of(PyObject* string) noexcept {
   return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
 }
 
-// Returns the UTF-8 bytes of any string. A lone surrogate becomes three bytes, as with Python's "surrogatepass". If
-// memory runs out, returns no bytes with no exception set, or throws std::bad_alloc.
+// Returns the UTF-8 bytes of any string. A lone surrogate becomes three bytes, as with Python's "surrogatepass".
 inline std::string bytes_of(PyObject* string) {
-  const Owned bytes(PyUnicode_AsEncodedString(string, "utf-8", "surrogatepass"));
-  if (!bytes) clear_error();  // memory ran out; no other code runs
-  if (!bytes) return {};
+  const Owned bytes(checked(PyUnicode_AsEncodedString(string, "utf-8", "surrogatepass")));
   return {PyBytes_AS_STRING(bytes.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.get()))};
 }
 
@@ -48,32 +45,32 @@ inline Owned name_of_module(PyObject* globals) {
   return name;
 }
 
-// Walks outwards from frame to frame and leaves no exception set. CPython makes an object for a frame that has none. If
-// memory runs out for this, the walk ends early, `failed` returns true, and an exception that was set before is lost.
+// Walks outwards from frame to frame and leaves no exception set. CPython makes an object for a frame that has none: if
+// memory runs out for this, the walk throws std::bad_alloc.
 class FrameWalk {
  public:
-  FrameWalk() : FrameWalk(PyEval_GetFrame()) { failed_ = !frame_ && PyEval_GetGlobals() != nullptr; }
+  FrameWalk() : FrameWalk(PyEval_GetFrame()) {
+    if (!frame_ && PyEval_GetGlobals() != nullptr) throw std::bad_alloc();
+  }
   explicit FrameWalk(PyFrameObject* innermost)
       : frame_(Owned::borrowed_or_null(reinterpret_cast<PyObject*>(innermost))) {}
 
   explicit operator bool() const { return static_cast<bool>(frame_); }
-  // True if memory ran out for the next frame or for a variable. The caller is then unknown.
-  [[nodiscard]] bool failed() const { return failed_; }
   // Goes to the frame that called this one. The walk then converts to false if no frame called it.
   void outwards() {
     frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame())));
-    if (!frame_ && PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) note_error();
+    if (!frame_) drop_error_unless_memory_error();
   }
   // Returns the frame's code, borrowed from the frame, which holds it while it runs.
   PyObject* code() const {
     const Owned code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame())));
     return code.get();
   }
-  // Returns the name of the frame's module. Null if it has none or memory runs out.
+  // Returns the name of the frame's module. Null if it has none.
   Owned module_name() {
     static PyObject* const attribute = interned("f_globals");
     const Owned globals(PyObject_GetAttr(frame_.get(), attribute));
-    note_error();
+    drop_error_unless_memory_error();
     return globals ? name_of_module(globals.get()) : nullptr;
   }
   // Returns the position in the code, a number that differs from line to line.
@@ -88,11 +85,11 @@ class FrameWalk {
   // True if a debugger has set a trace function for the frame.
   bool is_traced() {
     const Owned tracing(PyObject_GetAttrString(frame_.get(), "f_trace"));
-    note_error();
+    drop_error_unless_memory_error();
     return tracing && tracing.get() != Py_None;
   }
-  // Returns the value of the code's first parameter (or the first of its *args), borrowed. Null if it has no parameter,
-  // if the parameter has no value, or if memory runs out.
+  // Returns the value of the code's first parameter (or the first of its *args), borrowed. Null if it has no parameter
+  // or the parameter has no value.
   PyObject* first_parameter() {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
     const bool starred = code->co_argcount == 0;
@@ -104,14 +101,13 @@ class FrameWalk {
 #endif
     // Keyword-only parameters come between the positional parameters and *args.
     const Owned held = names ? variable(PyTuple_GET_ITEM(names.get(), starred ? code->co_kwonlyargcount : 0)) : nullptr;
-    note_error();
+    drop_error_unless_memory_error();
     PyObject* const value = held.get();  // the frame holds it
     if (value == nullptr || !starred) return value;
     return PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
   }
 
-  // True if `object` is the value of a free variable of the code, or if the code has no free variables. False if memory
-  // runs out.
+  // True if `object` is the value of a free variable of the code, or if the code has no free variables.
   bool encloses(PyObject* object) {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
 #if PY_VERSION_HEX >= 0x030B0000
@@ -122,9 +118,9 @@ class FrameWalk {
     bool found = names && PyTuple_GET_SIZE(names.get()) == 0;
     for (Py_ssize_t i = 0; names && !found && i < PyTuple_GET_SIZE(names.get()); ++i) {
       found = variable(PyTuple_GET_ITEM(names.get(), i)).get() == object;
-      note_error();
+      drop_error_unless_memory_error();
     }
-    note_error();
+    drop_error_unless_memory_error();
     return found;
   }
 
@@ -140,14 +136,8 @@ class FrameWalk {
 
  private:
   PyFrameObject* frame() const { return reinterpret_cast<PyFrameObject*>(frame_.get()); }
-  void note_error() {
-    if (PyErr_Occurred() == nullptr) return;
-    failed_ = failed_ || PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
-    clear_error();
-  }
 
   Owned frame_;
-  bool failed_ = false;
 };
 
 }  // namespace habana_mp::host

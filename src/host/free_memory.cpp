@@ -144,13 +144,7 @@ std::uint64_t free_of_process() {
 
 }  // namespace
 
-std::uint64_t free_memory() noexcept {
-  try {
-    return std::min({free_of_system(), free_of_own_groups(), free_of_process()});
-  } catch (const std::bad_alloc&) {
-    return 0;
-  }
-}
+std::uint64_t free_memory() { return std::min({free_of_system(), free_of_own_groups(), free_of_process()}); }
 
 void set_root_of_memory_files(std::string new_root) { root() = std::move(new_root); }
 

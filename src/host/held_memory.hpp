@@ -17,14 +17,13 @@ namespace habana_mp::host {
 void bind_held_memory();
 
 // Holds a plain tensor's memory: it stays valid during the lifetime of this object, whatever other code does to the
-// tensor or to its storage (`.data = ...`, set_, an in-place resize of the storage). Create and destroy it under the
-// GIL. The constructor runs no Python code, so an address that was read before it is still valid. The destructor may
-// run Python code.
+// tensor (`.data = ...`, set_). Create and destroy it under the GIL. The constructor runs no Python code, so an address
+// that was read before it is still valid. The destructor may run Python code.
 class HeldMemory {
  public:
   struct Node;
 
-  explicit HeldMemory(PyObject* tensor) noexcept;
+  explicit HeldMemory(PyObject* tensor);
   HeldMemory(HeldMemory&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
   HeldMemory(const HeldMemory&) = delete;
   HeldMemory& operator=(const HeldMemory&) = delete;

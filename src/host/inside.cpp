@@ -6,7 +6,6 @@
 
 #include "errors.hpp"
 #include "from_c.hpp"
-#include "host/held_memory.hpp"
 #include "host/ledger.hpp"
 #include "host/memory_map.hpp"
 #include "host/modes.hpp"
@@ -293,9 +292,8 @@ AnsweredFile answered_file;
 bool is_private_file(const char* storage) {
   const char* data = load<const char*>(storage, inside.data);
   if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
-  MemoryMap memory;
-  const Mapping* mapping = memory.find(data);
-  answered_file = {storage, data, mapping != nullptr && mapping->of_file && !mapping->shared};
+  const std::optional<Mapping> mapping = find_mapping(data);
+  answered_file = {storage, data, mapping && mapping->of_file && !mapping->shared};
   return answered_file.is_private;
 }
 
@@ -319,12 +317,8 @@ Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
   return {owners_of_storage(storage_of(tensor)), Py_REFCNT(object)};
 }
 
-// Returns the torch.UntypedStorage of a tensor; null with an exception set. A collection while torch makes this object
-// may run finalizers that request the same storage. torch would then return an object that it has freed.
-Owned storage_object(PyObject* tensor) noexcept {
-  const NoCollection no_finalizers;
-  return Owned(untyped_storage(tensor, nullptr));
-}
+// Returns the torch.UntypedStorage of a tensor; null with an exception set.
+Owned storage_object(PyObject* tensor) noexcept { return Owned(untyped_storage(tensor, nullptr)); }
 
 bool find_single_holds(PyObject* tensor) noexcept {
   for (int i = 0; i < 2; ++i) {
@@ -374,37 +368,17 @@ bool find_owners() {
   return find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
 }
 
-// The numbers of destroyed holders whose tensors could not be released, because no frame or no memory was left to call
-// a function. There is room for each holder that is alive.
-NeverDestroyed<std::vector<std::size_t>> still_held;
-std::size_t holders_alive = 0;
-
-bool forget_held(std::size_t number) {
+void forget_held(std::size_t number) {
   const Owned key(PyLong_FromSize_t(number));
   // Keeps the tensor alive while the dictionary changes: code that runs when the tensor dies may make another holder.
   const Owned tensor(key ? PyObject_GetItem(held_in_cpp, key.get()) : nullptr);
-  const bool done = tensor && PyObject_DelItem(held_in_cpp, key.get()) == 0;
+  if (tensor) PyObject_DelItem(held_in_cpp, key.get());
   clear_error();
-  return done;
-}
-
-// Releases the tensors of earlier holders too. Stops at the first failure.
-void forget_still_held() {
-  for (std::size_t left = still_held->size(); left != 0 && !still_held->empty(); --left) {
-    const std::size_t number = still_held->back();
-    still_held->pop_back();
-    if (forget_held(number)) continue;  // other code may have run
-    still_held->insert(still_held->begin(), number);
-    break;
-  }
 }
 
 void holder_goes(PyObject* capsule) {
   const HeldError held;
-  const auto number = reinterpret_cast<std::size_t>(PyCapsule_GetPointer(capsule, nullptr));
-  still_held->push_back(number);
-  --holders_alive;
-  forget_still_held();
+  forget_held(reinterpret_cast<std::size_t>(PyCapsule_GetPointer(capsule, nullptr)));
 }
 
 }  // namespace
@@ -413,21 +387,13 @@ void holder_goes(PyObject* capsule) {
 // torch crashes if a signal handler raises an exception in that code or if no frame is left for it.
 Owned make_holder(PyObject* tensor) noexcept {
   static std::size_t last = 0;
-  if (!still_held->empty()) forget_still_held();
-  // Reserves the room that the holder needs when it is destroyed.
-  try {
-    still_held->reserve(still_held->size() + holders_alive + 2);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
   const std::size_t number = ++last;
   const Owned key(PyLong_FromSize_t(number));
   const bool done = key && PyObject_SetItem(held_in_cpp, key.get(), tensor) == 0;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): not an address but the number itself
   void* const as_pointer = reinterpret_cast<void*>(number);
   Owned holder(done ? PyCapsule_New(as_pointer, nullptr, from_c<holder_goes>.pointer()) : nullptr);
-  if (holder) ++holders_alive;
-  if (done && !holder && !forget_held(number)) still_held->push_back(number);
+  if (done && !holder) forget_held(number);
   clear_error();
   return holder;
 }

@@ -1,20 +1,14 @@
 #include "host/memory_map.hpp"
 
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "host/ledger.hpp"
-#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -33,29 +27,9 @@ std::string read_all(const char* path) {
 
 namespace {
 
-Assumption mappings_tell{"system.mappings",
-                         "/proc/self/maps tells which memory may be written to, and which is a file's",
-                         "it is there, and tells that a variable of ours may be written to, and a constant may not",
-                         "memory is tried: the kernel writes there what is there, or refuses; slices of files that are "
-                         "mapped are not told, so "
-                         "no casts of weights in such are kept"};
-
-// True if a pointer at this address can be written back: the kernel returns EFAULT where a store would crash. No other
-// thread writes to it at the same time, because the address belongs to a definition of CPython or torch and the caller
-// holds the GIL.
-bool can_be_rewritten(const void* address) {
-  constexpr auto size = static_cast<ssize_t>(sizeof(void*));
-  int ends[2] = {-1, -1};
-  if (::pipe(ends) != 0) {  // no file descriptor is left; this call needs none, but some containers refuse it
-    const iovec place{const_cast<void*>(address), sizeof(void*)};
-    return ::process_vm_writev(::getpid(), &place, 1, &place, 1, 0) == size;
-  }
-  const bool done = ::write(ends[1], address, sizeof(void*)) == size &&
-                    ::read(ends[0], const_cast<void*>(address), sizeof(void*)) == size;
-  ::close(ends[0]);
-  ::close(ends[1]);
-  return done;
-}
+Assumption mappings_tell{"system.mappings", "/proc/self/maps tells which memory is a file's",
+                         "it is there, and tells that a constant of ours is a file's",
+                         "slices of files that are mapped are not told, so no casts of weights in such are kept"};
 
 // Parses a line such as `7f12...-7f13... rw-p 00000000 103:02 4711   /path`: addresses, mode, offset, device, inode.
 // Nullopt if it has another form.
@@ -82,58 +56,29 @@ std::optional<Mapping> mapping_of(std::string_view line) {
   if (after_device == std::string_view::npos) return std::nullopt;
   skip(after_device + 1);
   if (!number(node, 10)) return std::nullopt;
-  return Mapping{begin, end, mode[1] == 'w', mode[3] == 's', node != 0};
+  return Mapping{begin, end, mode[3] == 's', node != 0};
 }
 
-const void* const constant = nullptr;
-const void* variable = nullptr;
+std::optional<Mapping> mapping_in(std::string_view mappings, const void* address) {
+  const auto value = reinterpret_cast<std::uintptr_t>(address);
+  while (!mappings.empty()) {
+    const std::size_t end = mappings.find('\n');
+    const std::optional<Mapping> mapping = mapping_of(mappings.substr(0, end));
+    if (mapping && value >= mapping->begin && value < mapping->end) return mapping;
+    mappings = end == std::string_view::npos ? std::string_view() : mappings.substr(end + 1);
+  }
+  return std::nullopt;
+}
+
+const char constant = 0;
 
 }  // namespace
 
-const Mapping* MemoryMap::find(const void* address) {
-  const auto value = reinterpret_cast<std::uintptr_t>(address);
-  for (const Mapping& mapping : mappings()) {
-    if (value >= mapping.begin && value + sizeof(void*) <= mapping.end) return &mapping;
-  }
-  return nullptr;
-}
-
-const std::vector<Mapping>& MemoryMap::mappings() {
-  if (!std::exchange(is_read_, true)) read();
-  return mappings_;
-}
-
-void MemoryMap::read() {
-  if (mappings_tell.is_broken()) {
-    mappings_tell.settle(false);
-    return;
-  }
-  const std::string text = read_all("/proc/self/maps");
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::size_t end = rest.find('\n');
-    if (const auto mapping = mapping_of(rest.substr(0, end))) mappings_.push_back(*mapping);
-    rest = end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
-  }
-  const Mapping* of_variable = find(&variable);
-  const Mapping* of_constant = find(&constant);
-  const bool tells =
-      of_variable != nullptr && of_variable->writable && of_constant != nullptr && !of_constant->writable;
-  if (!mappings_tell.settle(tells)) mappings_.clear();
-}
-
-static NeverDestroyed<std::set<std::uintptr_t>> writable_pages;
-
-bool MemoryMap::is_writable(const void* address) {
-  const std::uintptr_t page = reinterpret_cast<std::uintptr_t>(address) >> 12U;
-  if (writable_pages->contains(page)) return true;
-  const Mapping* mapping = find(address);
-  if (mapping == nullptr || !mapping->writable) return false;
-  writable_pages->insert(page);
-  return true;
-}
-
-bool MemoryMap::may_write(const void* address) {
-  return is_writable(address) || (!is_known() && can_be_rewritten(address));
+std::optional<Mapping> find_mapping(const void* address) {
+  const std::string mappings = mappings_tell.is_broken() ? std::string() : read_all("/proc/self/maps");
+  const std::optional<Mapping> of_constant = mapping_in(mappings, &constant);
+  const bool tells = mappings_tell.settle(of_constant && of_constant->of_file);
+  return tells ? mapping_in(mappings, address) : std::nullopt;
 }
 
 }  // namespace habana_mp::host

@@ -41,14 +41,10 @@ std::vector<Symbol>& asked_for() {
 
 const std::vector<Symbol>& known_symbols() noexcept { return asked_for(); }
 
-bool is_declared(const Symbol& symbol) noexcept {
-  try {
-    std::ifstream file(api.folder + "/include/" + symbol.header);
-    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    return condensed(text).find(condensed(symbol.declaration)) != std::string::npos;
-  } catch (...) {
-    return false;
-  }
+bool is_declared(const Symbol& symbol) {
+  std::ifstream file(api.folder + "/include/" + symbol.header);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return condensed(text).find(condensed(symbol.declaration)) != std::string::npos;
 }
 
 void* look_up(const Symbol& symbol) noexcept {

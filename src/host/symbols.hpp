@@ -30,6 +30,6 @@ void* look_up(const Symbol& symbol) noexcept;
 const std::vector<Symbol>& known_symbols() noexcept;
 
 // True if torch's header has this declaration. False if torch came without its headers.
-bool is_declared(const Symbol& symbol) noexcept;
+bool is_declared(const Symbol& symbol);
 
 }  // namespace habana_mp::host

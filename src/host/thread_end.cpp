@@ -4,7 +4,6 @@
 #include <Python.h>
 
 #include <memory>
-#include <new>
 #include <thread>
 
 #include "errors.hpp"
@@ -27,13 +26,13 @@ void end_thread(PyObject* capsule) {
 
 }  // namespace
 
-void at_thread_end(const char* name, void (*work)()) noexcept {
+void at_thread_end(const char* name, void (*work)()) {
   PyObject* const dictionary = PyThreadState_GetDict();  // cleared at the thread's end
   if (dictionary == nullptr) return;
   const HeldError held;
   if (PyDict_GetItemString(dictionary, name) == nullptr) {
-    std::unique_ptr<Ending> ending(new (std::nothrow) Ending{work});
-    const Owned capsule(ending ? PyCapsule_New(ending.get(), name, from_c<end_thread>.pointer()) : nullptr);
+    auto ending = std::make_unique<Ending>(Ending{work});
+    const Owned capsule(PyCapsule_New(ending.get(), name, from_c<end_thread>.pointer()));
     if (capsule) {
       static_cast<void>(ending.release());  // owned by the capsule
       PyDict_SetItemString(dictionary, name, capsule.get());

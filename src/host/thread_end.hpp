@@ -4,8 +4,7 @@
 namespace habana_mp::host {
 
 // Calls `work` in this thread, with the GIL, when Python clears the thread's state. Destructors of thread_local objects
-// run later, without the GIL. Only the first call with a name registers its work. When memory runs out, `work` is not
-// called.
-void at_thread_end(const char* name, void (*work)()) noexcept;
+// run later, without the GIL. Only the first call with a name registers its work.
+void at_thread_end(const char* name, void (*work)());
 
 }  // namespace habana_mp::host

@@ -15,7 +15,7 @@ Assumption definitions{
     "cpython.definitions",
     "every call of a method of C goes to the function of its definition, every use of an attribute to the functions of "
     "its own",
-    "the object's type and flags; what is stored into may be written to",
+    "the object's type and flags",
     "convert refuses, and nothing has changed; or, of what tells of weights, no cast of a weight is kept"};
 
 // Returns the documentation for the new definition: the signature in CPython's format, and then the original text. If
@@ -59,11 +59,8 @@ void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
 
 }  // namespace
 
-bool WatchedBuiltin::check(PyObject* object, MemoryMap& memory) {
-  if (!PyCFunction_CheckExact(object)) return refuse(object, "it is not a builtin function");
-  auto* function = reinterpret_cast<PyCFunctionObject*>(object);
-  if (memory.may_write(&function->vectorcall) && memory.may_write(&function->m_ml)) return true;
-  return refuse(object, "it may not be written to");
+bool WatchedBuiltin::check(PyObject* object) {
+  return PyCFunction_CheckExact(object) || refuse(object, "it is not a builtin function");
 }
 
 void WatchedBuiltin::prepare(PyObject* builtin) {
@@ -105,17 +102,13 @@ PyObject* WatchedBuiltin::call(PyObject* const* values, std::size_t flagged_coun
                          {values, PyVectorcall_NARGS(flagged_count), keywords});
 }
 
-bool WatchedMethod::check(PyObject* method, int flags, MemoryMap& memory) {
-  const bool is_method = method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type;
-  PyMethodDef* definition = is_method ? reinterpret_cast<PyMethodDescrObject*>(method)->d_method : nullptr;
+bool WatchedMethod::check(PyObject* method, int flags) {
   const auto fits = [&] {
-    return is_method && definition->ml_flags == flags && memory.may_write(&definition->ml_meth);
+    return method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type &&
+           reinterpret_cast<PyMethodDescrObject*>(method)->d_method->ml_flags == flags;
   };
   if (definitions.holds_by(fits)) return true;
-  PyErr_Format(
-      PyExc_RuntimeError,
-      "habana_mp cannot watch %R: its calling convention is not known, or its definition may not be written to",
-      method);
+  PyErr_Format(PyExc_RuntimeError, "habana_mp cannot watch %R: its calling convention is not known", method);
   return false;
 }
 
@@ -130,14 +123,6 @@ void WatchedMethod::stop() noexcept {
   if (definition_ == nullptr) return;
   store(&definition_->ml_meth, original_);
   definition_ = nullptr;
-}
-
-bool WatchedData::check(MemoryMap& memory) {
-  if (definitions.holds_by([&] { return memory.may_write(&api.data->get) && memory.may_write(&api.data->set); })) {
-    return true;
-  }
-  PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.data: its definition may not be written to");
-  return false;
 }
 
 void WatchedData::watch_reading(FromC<getter> stub) noexcept {
@@ -157,11 +142,10 @@ void WatchedData::stop() noexcept {
   if (std::exchange(assigning_is_watched_, false)) store(&api.data->set, setter_);
 }
 
-bool WatchedFunction::check(PyObject* function, MemoryMap& memory) {
+bool WatchedFunction::check(PyObject* function) {
   const vectorcallfunc expected = slot_of_functions();
-  if (!PyFunction_Check(function) || expected == nullptr) return false;
-  vectorcallfunc& slot = reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
-  return slot == expected && memory.may_write(&slot);
+  return PyFunction_Check(function) && expected != nullptr &&
+         reinterpret_cast<PyFunctionObject*>(function)->vectorcall == expected;
 }
 
 bool WatchedFunction::is_watched_by_anybody(PyObject* function) noexcept {

@@ -12,8 +12,8 @@ namespace habana_mp::host {
 // with the same C function and other flags.
 class WatchedBuiltin {
  public:
-  // False with an exception set if it is no builtin or may not be written to.
-  static bool check(PyObject* object, MemoryMap& memory);
+  // False with an exception set if it is no builtin.
+  static bool check(PyObject* object);
 
   // Allocates what `watch` needs. Call it before `watch`. Does not change the builtin.
   void prepare(PyObject* builtin);
@@ -49,8 +49,8 @@ class MethodStub {
 // A C method. Every call of it, bound or not, goes through its definition.
 class WatchedMethod {
  public:
-  // False with an exception set if it has another calling convention or may not be written to.
-  static bool check(PyObject* method, int flags, MemoryMap& memory);
+  // False with an exception set if it has another calling convention.
+  static bool check(PyObject* method, int flags);
 
   void watch(PyObject* method, MethodStub stub) noexcept;
   void stop() noexcept;
@@ -69,8 +69,6 @@ class WatchedMethod {
 // Tensor.data. Reading and assigning are watched separately.
 class WatchedData {
  public:
-  static bool check(MemoryMap& memory);  // false with an exception set
-
   void watch_reading(FromC<getter> stub) noexcept;
   void watch_assigning(FromC<setter> stub) noexcept;
   void stop() noexcept;
@@ -89,8 +87,8 @@ class WatchedData {
 // habana_mp/patches/tools/direct_calls.py sends these calls to it.
 class WatchedFunction {
  public:
-  // True if the function has CPython's own slot and the slot is writable. Sets no exception.
-  static bool check(PyObject* function, MemoryMap& memory);
+  // True if the function has CPython's own slot. Sets no exception.
+  static bool check(PyObject* function);
   // True if its slot holds another function than CPython's.
   static bool is_watched_by_anybody(PyObject* function) noexcept;
 

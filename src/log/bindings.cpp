@@ -4,7 +4,6 @@
 #include <string>
 #include <string_view>
 
-#include "instances.hpp"
 #include "log/log.hpp"
 #include "log/printable.hpp"
 #include "log/sinks.hpp"
@@ -60,14 +59,7 @@ void log_operation(const py::str& representation, const std::string& operation, 
 void register_log(py::module_& module) {
   const py::class_<log::Destination, std::shared_ptr<log::Destination>> destination(
       module, "LogDestination", "Where the cast log went, to be given back.");
-  note_with_reserve(destination);
-  module.def(
-      "log_destination",
-      [] {
-        Reserve::fill();
-        return log::destination();
-      },
-      "Where the cast log goes, or None.");
+  module.def("log_destination", &log::destination, "Where the cast log goes, or None.");
   module.def("log_back_to", &log::send_to, py::arg("destination").none(true),
              "Sends the cast log where it went before, or nowhere.");
   module.def("log_to", &log_to, py::arg("kind"), py::arg("target") = py::none(), py::kw_only(),

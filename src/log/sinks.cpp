@@ -11,14 +11,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <exception>
 #include <iterator>
 #include <utility>
 
 #include "errors.hpp"
 #include "gil.hpp"
 #include "host/frames.hpp"
-#include "host/held_memory.hpp"
 
 namespace py = pybind11;
 
@@ -124,14 +122,10 @@ class ConsoleSink final : public PythonSink {
 
 // Returns the number of frames of this package between the core and the code whose call is logged.
 int own_frames() {
-  static PyObject* const package = [] {
-    const host::NoCollection no_finalizers;  // a finalizer that comes here again would wait for itself
-    return py::make_tuple("habana_mp.").release().ptr();
-  }();
   int frames = 0;
   for (host::FrameWalk walk; walk; walk.outwards(), ++frames) {
     const Owned name = walk.module_name();
-    if (!name || !host::begins_with_one_of(name.get(), package)) break;
+    if (!name || !host::text_of(name.get()).starts_with("habana_mp.")) break;
   }
   return frames;
 }
@@ -225,12 +219,7 @@ Destination::Destination(spdlog::sink_ptr sink, Layout layout)
     : logger_("habana_mp", std::move(sink)), layout_(layout) {
   // Replace spdlog's own handler, which writes to stderr and not to Python's sys.stderr.
   logger_.set_error_handler([](const std::string& text) {
-    if (PyErr_Occurred() != nullptr) return;
-    if (text.starts_with("std::bad_alloc")) {
-      PyErr_NoMemory();
-    } else {
-      PyErr_SetString(PyExc_OSError, text.c_str());
-    }
+    if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_OSError, text.c_str());
   });
 }
 
@@ -274,9 +263,9 @@ std::shared_ptr<Destination> file(py::handle path, bool append, Layout layout) {
   const std::string name = py::reinterpret_steal<py::bytes>(converted);
 
   int error = 0;
-  std::exception_ptr failure;
   std::shared_ptr<spdlog::sinks::basic_file_sink_st> sink;
-  const auto open = [&] {
+  // A network folder may be slow; other threads need not wait for it.
+  without_gil([&] {
     // spdlog would make missing folders, try five times with pauses, and lose errno. So open the file here first.
     const int probe = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     error = probe < 0 ? errno : 0;
@@ -291,16 +280,7 @@ std::shared_ptr<Destination> file(py::handle path, bool append, Layout layout) {
       sink = std::make_shared<spdlog::sinks::basic_file_sink_st>(name, !append, handlers);
       sink->set_formatter(formatter_of(layout));
     }
-  };
-  // A network folder may be slow; other threads need not wait for it.
-  without_gil([&] {
-    try {
-      open();
-    } catch (...) {
-      failure = std::current_exception();
-    }
   });
-  if (failure) std::rethrow_exception(failure);
   if (error != 0) {
     errno = error;
     PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path.ptr());

@@ -37,15 +37,10 @@ bool may_change_layout(PyObject* tensor, const CastResult& seen) {
 Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to) {
   DLTensor source;
   void* values = nullptr;
-  Owned made;
-  {
-    // A finalizer could give the tensor other memory.
-    const host::NoCollection no_finalizers;
-    if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from) || !host::is_contiguous(source)) {
-      return nullptr;
-    }
-    made = host::allocate_like(source, to, values);
+  if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from) || !host::is_contiguous(source)) {
+    return nullptr;
   }
+  Owned made = host::allocate_like(source, to, values);
   if (made) {
     convert(tensor, static_cast<const char*>(source.data) + source.byte_offset, from, values, to,
             host::count_in(source));
@@ -92,10 +87,7 @@ Owned cast_in_block(PyObject* tensor, Kind to) {
   if (must_be_seen(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
   Owned made = cast_memory.tensor_in_block(geometry, to, values);
-  // Other code may have run meanwhile.
-  const bool is_unchanged = made && host::kind_of_tensor(tensor) == from && host::has_geometry(tensor, geometry, true);
-  if (!is_unchanged) return nullptr;
-  convert(tensor, geometry.values, from, values, to, geometry.count());
+  if (made) convert(tensor, geometry.values, from, values, to, geometry.count());
   return made;
 }
 
@@ -142,8 +134,7 @@ Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   Owned item(PyObject_CallMethod(tensor, "item", nullptr));
   const double value = item ? PyFloat_AsDouble(item.get()) : 0.0;
   item.reset();
-  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return nullptr;
-  clear_error();
+  drop_error_unless_memory_error();
   const double limit = largest(to);
   if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, seen);
   const Owned edge(PyObject_CallMethod(tensor, "new_tensor", "d", value > 0 ? limit : -limit));

@@ -22,7 +22,7 @@ struct CastMemory {
   void (*forget)() noexcept = nullptr;
   // Large blocks (accel/blocks).
   bool (*is_block)(std::uint64_t bytes) noexcept = nullptr;
-  Owned (*tensor_in_block)(const host::Geometry& like, Kind kind, void*& values) noexcept = nullptr;
+  Owned (*tensor_in_block)(const host::Geometry& like, Kind kind, void*& values) = nullptr;
 };
 extern CastMemory cast_memory;
 

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "instances.hpp"
 #include "pybind.hpp"
 #include "watch/calls.hpp"
 #include "watch/events.hpp"
@@ -35,21 +34,14 @@ py::object path_or_none(const watch::Module* module) {
 // A block of code that was deferred in a module and runs now.
 class Block {
  public:
-  explicit Block(std::int64_t place) : call_(with_reserve(place)) {}
-  ~Block() { leave(); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-
-  void leave() noexcept { watch::leave_call(std::move(call_)); }
+  explicit Block(std::int64_t place) : call_(watch::enter_place(place)) {}
+  void leave() noexcept { call_.reset(); }
 
  private:
-  static std::unique_ptr<watch::ModuleCall> with_reserve(std::int64_t place) {
-    Reserve::fill();
-    return watch::enter_place(place);
-  }
-
   std::unique_ptr<watch::ModuleCall> call_;
 };
+
+Block make_block(std::int64_t place) { return Block(place); }
 
 py::dict shown(const watch::Record& record) {
   const watch::Key& key = record.key;
@@ -168,8 +160,7 @@ void register_watch(py::module_& module) {
   module.def("set_module_names", [](const py::object& names) { watch::set_module_names(names.ptr()); });
   module.def("forget_module_names", &watch::forget_module_names);
   py::class_<Block> block(module, "Block", "Code that was given away in a module, and runs now, until it leaves.");
-  note_with_reserve(block);
-  block.def(py::init<std::int64_t>(), py::arg("place")).def("leave", &Block::leave);
+  block.def("__init__", &Constructor<make_block>::call, is_constructor, py::arg("place")).def("leave", &Block::leave);
   module.def("watch_sizes", [] {
     py::dict sizes;
     sizes["codes"] = watch::known_codes();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -157,8 +156,7 @@ void note_input(Record& record, PyObject* tensor, Kind wanted) {
 
 }  // namespace
 
-Call::Call(const void* target) noexcept : operation_(new (std::nothrow) Operation) {
-  if (!operation_) return;
+Call::Call(const void* target) : operation_(std::make_unique<Operation>()) {
   host::ensure_thread_follows_greenlets();
   operation_->target = target;
   operation_->begin = nanoseconds();
@@ -166,11 +164,10 @@ Call::Call(const void* target) noexcept : operation_(new (std::nothrow) Operatio
 }
 
 bool Call::is_recorded() const noexcept {
-  return operation_ && operation_->record != nullptr && operation_->generation == record_generation();
+  return operation_->record != nullptr && operation_->generation == record_generation();
 }
 
 Call::~Call() {
-  if (!operation_) return;
   const std::uint64_t end = nanoseconds();
   const std::uint64_t whole = end - operation_->begin;
   if (Operation* const outer = operation_->outer()) outer->inside += whole;
@@ -180,30 +177,24 @@ Call::~Call() {
   record.nanoseconds += whole - std::min(whole, operation_->inside);
   // Some casts are estimates, and casts within handled calls inside count for those calls.
   record.cast_nanoseconds += std::min(operation_->casting, whole - std::min(whole, operation_->inside));
-  try {
-    note_event({.record = static_cast<std::int64_t>(record.number),
-                .begin = operation_->begin,
-                .end = end,
-                .thread = thread_number()});
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the trace loses the call
-  }
+  note_event({.record = static_cast<std::int64_t>(record.number),
+              .begin = operation_->begin,
+              .end = end,
+              .thread = thread_number()});
 }
 
 void Call::weight_was_refused(std::uint8_t why) noexcept {
   if (is_recorded() && why < operation_->record->refused.size()) ++operation_->record->refused[why];
 }
 
-void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
+void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) {
   if (!is_recorded() || detail != Detail::lines) return;
   const HeldError held;  // the call may have raised
   Record& record = *operation_->record;
   const Kind wanted = kind_of(record.key.decision.precision);
-  try {
-    for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
-    notice_call(record, arguments, count);
-    if (result != nullptr) for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses the origin of an input
-  }
+  for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
+  notice_call(record, arguments, count);
+  if (result != nullptr) for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
@@ -233,6 +224,7 @@ void begin(Detail wanted, double of_a_cast) {
   detail = wanted;
   nanoseconds_a_cast = of_a_cast;
   if (nanoseconds_a_byte == 0) nanoseconds_a_byte = measured_nanoseconds_a_byte();
+  prepare_events();
   set_listening(Listener::watch, true);
 }
 

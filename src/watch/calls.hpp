@@ -24,7 +24,7 @@ struct Operation : OpenCall<Operation> {
 // One call of a handled operation, from its beginning to its end in the caller's frame.
 class Call {
  public:
-  explicit Call(const void* target) noexcept;
+  explicit Call(const void* target);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -33,18 +33,18 @@ class Call {
   void weight_was_refused(std::uint8_t why) noexcept;
 
   // Examines the arguments and the result, which may be null, before the caller releases them.
-  void ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept;
+  void ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result);
 
   // True if a decision was recorded for it.
   [[nodiscard]] bool is_recorded() const noexcept;
 
  private:
-  std::unique_ptr<Operation> operation_;  // null if memory ran out: the call is not timed then
+  std::unique_ptr<Operation> operation_;
 };
 
 // Records a decision for a call: the innermost one if `target` is its target, else one that is not timed.
 // `some_by_torch`: torch made some of the casts, within the operation. `is_kept`: the operation's name lives as long as
-// the process. Throws std::bad_alloc when memory runs out.
+// the process.
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
              const Amounts& amounts, bool some_by_torch);
 

@@ -7,15 +7,13 @@
 #include <chrono>
 
 #include "forks.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::watch {
 
 namespace {
 
-std::vector<Event>& ring() {
-  static auto* all = new std::vector<Event>;
-  return *all;
-}
+NeverDestroyed<std::vector<Event>> ring;
 std::size_t oldest = 0;  // index in a ring that is full
 
 template <typename Clock>
@@ -25,23 +23,25 @@ std::int64_t now() noexcept {
 
 }  // namespace
 
-void note_event(const Event& event) {
-  if (ring().size() < most_events) {
-    ring().push_back(event);
+void prepare_events() { ring->reserve(most_events); }
+
+void note_event(const Event& event) noexcept {
+  if (ring->size() < most_events) {
+    ring->push_back(event);
     return;
   }
-  ring()[oldest] = event;
+  (*ring)[oldest] = event;
   oldest = (oldest + 1) % most_events;
 }
 
 std::vector<Event> events() {
-  std::vector<Event> all = ring();
+  std::vector<Event> all = *ring;
   std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(oldest), all.end());
   return all;
 }
 
 void forget_events() noexcept {
-  ring().clear();
+  ring->clear();
   oldest = 0;
 }
 

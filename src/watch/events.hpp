@@ -19,8 +19,10 @@ struct Event {
 // The number of calls that are stored. A further call replaces the oldest one.
 inline constexpr std::size_t most_events = 200'000;
 
-// Stores a call that has ended. Throws std::bad_alloc, with nothing stored, if memory runs out.
-void note_event(const Event& event);
+// Allocates the room for all calls, which takes memory only as it is used. Call it before `note_event`.
+void prepare_events();
+// Stores a call that has ended.
+void note_event(const Event& event) noexcept;
 // Returns the calls in the order in which they ended.
 std::vector<Event> events();
 void forget_events() noexcept;

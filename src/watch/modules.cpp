@@ -1,10 +1,8 @@
 #include "watch/modules.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <iterator>
 #include <map>
-#include <new>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -29,10 +27,13 @@ struct Stretch {
   std::int64_t module;
 };
 constexpr std::size_t most_stretches = 1 << 16;
-thread_local std::deque<Stretch> stretches;
+thread_local std::vector<Stretch> stretches;
+
+// Allocates what `note_stretch` needs in this thread.
+void prepare_stretches() { stretches.reserve(most_stretches); }
 
 // Notes that the innermost module runs from now on.
-void note_stretch() noexcept try {
+void note_stretch() noexcept {
   const std::uint64_t from = host::next_sequence_number();
   const std::int64_t module = running_module();
   if (!stretches.empty() && stretches.back().module == module) return;
@@ -40,9 +41,10 @@ void note_stretch() noexcept try {
     stretches.back().module = module;
     return;
   }
-  if (stretches.size() == most_stretches) stretches.pop_front();
+  if (stretches.size() == stretches.capacity()) {
+    stretches.erase(stretches.begin(), stretches.begin() + static_cast<std::ptrdiff_t>(stretches.size() / 2));
+  }
   stretches.push_back({from, module});
-} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): operations meanwhile count for the former module
 }
 
 // The calls of a greenlet while another one runs.
@@ -192,9 +194,7 @@ Found module_of(const ModuleCall* call_around, PyObject* object) {
 }
 
 std::unique_ptr<ModuleCall> opened(Module* module) {
-  auto call = std::make_unique<ModuleCall>();
-  call->module = module;
-  if (module != nullptr) ++module->under_way;
+  auto call = std::make_unique<ModuleCall>(module);
   open_calls.add(*call);
   return call;
 }
@@ -209,13 +209,6 @@ std::unique_ptr<ModuleCall> opened_for(PyObject* object) {
   return call;
 }
 
-// Ends the call and returns its module. The pointer is valid until modules are dropped the next time.
-Module* closed(ModuleCall& call) noexcept {
-  call.leave();
-  if (call.module != nullptr) --call.module->under_way;
-  return call.module;
-}
-
 }  // namespace
 
 ModuleCall* innermost_module_call() noexcept { return open_calls.innermost(); }
@@ -224,11 +217,8 @@ void set_module_names(PyObject* function) noexcept { tables->names = Owned::borr
 
 std::unique_ptr<ModuleCall> enter_call(PyObject* module) { return opened_for(module); }
 
-void leave_call(std::unique_ptr<ModuleCall> call) noexcept {
-  if (call) closed(*call);
-}
-
 std::unique_ptr<ModuleCall> module_begins(PyObject* module) {
+  prepare_stretches();
   std::unique_ptr<ModuleCall> call = opened_for(module);
   if (!call) return nullptr;
   const ModuleCall* const around = call->outer();
@@ -241,19 +231,17 @@ std::unique_ptr<ModuleCall> module_begins(PyObject* module) {
 void module_ends(std::unique_ptr<ModuleCall> call) noexcept {
   const ModuleCall* const outer = call->outer();
   const bool is_within_itself = outer != nullptr && outer->module == call->module;
-  Module* const module = closed(*call);
+  Module* const module = call->module;
+  call->leave();
   note_stretch();
   if (module == nullptr || is_within_itself) return;
   const std::uint64_t end = nanoseconds();
   ++module->calls;
   module->nanoseconds += end - call->begin - call->aside;
-  try {
-    note_event({.module = static_cast<std::int64_t>(module->number),
-                .begin = call->begin,
-                .end = end,
-                .thread = thread_number()});
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the trace loses the call
-  }
+  note_event({.module = static_cast<std::int64_t>(module->number),
+              .begin = call->begin,
+              .end = end,
+              .thread = thread_number()});
 }
 
 Module* module_of_gradient() {

@@ -26,7 +26,16 @@ struct Module {
 
 // A call of a module that is under way in this thread.
 struct ModuleCall : OpenCall<ModuleCall> {
-  Module* module = nullptr;
+  explicit ModuleCall(Module* called) noexcept : module(called) {
+    if (module != nullptr) ++module->under_way;
+  }
+  ~ModuleCall() {
+    if (module != nullptr) --module->under_way;
+  }
+  ModuleCall(const ModuleCall&) = delete;
+  ModuleCall& operator=(const ModuleCall&) = delete;
+
+  Module* module;
   std::uint64_t begin = 0;
   std::uint64_t aside = 0;  // nanoseconds since `begin` in which other greenlets ran
   bool has_frame = true;    // false for a block that was deferred in that module and runs now
@@ -50,9 +59,8 @@ void set_module_names(PyObject* function) noexcept;
 // interrupted.
 std::unique_ptr<ModuleCall> module_begins(PyObject* module);
 void module_ends(std::unique_ptr<ModuleCall> call) noexcept;
-// The same without counts and times.
+// The same without counts and times: the call ends when the result is destroyed.
 std::unique_ptr<ModuleCall> enter_call(PyObject* module);
-void leave_call(std::unique_ptr<ModuleCall> call) noexcept;
 
 // Returns the module that ran the operation whose gradient is computed now, or null if it is unknown.
 Module* module_of_gradient();
@@ -62,7 +70,8 @@ std::int64_t running_module() noexcept;
 // Returns the module that runs here and the precision in which it is kept, as one number, or -1 for no module. A block
 // that is deferred stores it.
 std::int64_t running_place() noexcept;
-// Begins a block that was deferred at this place. It runs in no module if that one was dropped. `leave_call` ends it.
+// Begins a block that was deferred at this place. It runs in no module if that one was dropped, and ends when
+// the result is destroyed.
 std::unique_ptr<ModuleCall> enter_place(std::int64_t place);
 // Returns a new list of the objects of a module and of those around it, from the innermost outwards, with None for one
 // that no longer exists. Null with a Python exception set on failure.

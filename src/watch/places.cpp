@@ -1,7 +1,6 @@
 #include "watch/places.hpp"
 
 #include <map>
-#include <new>
 #include <string>
 #include <tuple>
 #include <unordered_set>
@@ -86,11 +85,7 @@ const KnownCode& known_code(PyObject* code) {
   KnownCode* known = tables->codes.find({code});
   if (known != nullptr && referent_of(known->reference.get()) == code) [[likely]]
     return *known;
-  Owned reference(PyWeakref_NewRef(code, nullptr));
-  if (!reference) {
-    clear_error();  // memory ran out; no other code ran
-    throw std::bad_alloc();
-  }
+  Owned reference(checked(PyWeakref_NewRef(code, nullptr)));
   if (tables->codes.is_full()) forget_old_code();
   return tables->codes[{code}] = {std::move(reference), owner_of_code(code), tables->next_code++};
 }
@@ -154,14 +149,8 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
 
 const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
   const HeldError held;
-  const Place* place = nullptr;
-  try {
-    host::FrameWalk frame;
-    place = place_outwards(frame, call, finds_compilers);
-  } catch (const std::bad_alloc&) {
-    place = nullptr;  // the call is recorded without a place
-  }
-  return place;
+  host::FrameWalk frame;
+  return place_outwards(frame, call, finds_compilers);
 }
 
 const Place* place_named(PyObject* file, const char* function, int line) {

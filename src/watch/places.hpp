@@ -25,10 +25,9 @@ struct Place {
 // `call_impl_code` is the code of nn.Module._call_impl, which begins the frames of a module's call. Called once.
 void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_code);
 
-// Returns the place of the innermost Python code that is not skipped, or null if all code is skipped or memory runs
-// out. Keeps a Python exception that is set. `call` is the innermost module call of this thread, or null. With
-// `finds_compilers`, code that traces ends the search; otherwise it is skipped. The place is valid until
-// `forget_places` is called.
+// Returns the place of the innermost Python code that is not skipped, or null if all code is skipped. Keeps a Python
+// exception that is set. `call` is the innermost module call of this thread, or null. With `finds_compilers`, code that
+// traces ends the search; otherwise it is skipped. The place is valid until `forget_places` is called.
 const Place* place_of_call(ModuleCall* call, bool finds_compilers);
 
 // Returns the place with this file, function and line, which come from Python.

@@ -87,7 +87,6 @@ void register_weights(py::module_& module) {
   module.def("weights_free_memory", &host::free_memory);
   module.def("weights_watch", &watch);
   module.def("weights_watch_exchange", &weights::watch_exchange);
-  module.def("weights_may_watch_exchange", &weights::may_watch_exchange);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);
   module.def("weights_expect_changes", [](const py::tuple& parameters) {
     weights::expect_changes(PySequence_Fast_ITEMS(parameters.ptr()), PyTuple_GET_SIZE(parameters.ptr()));

@@ -9,7 +9,6 @@
 #include "errors.hpp"
 #include "host/frames.hpp"
 #include "host/inside.hpp"
-#include "host/memory_map.hpp"
 #include "host/tensors.hpp"
 #include "host/watching.hpp"
 #include "weights/cache.hpp"
@@ -53,7 +52,7 @@ bool caller_is_harmless(const Callers& callers) {
     passes_on = name && host::begins_with_one_of(name.get(), callers.passing_on.get());
     harmless = name && host::begins_with_one_of(name.get(), callers.harmless.get());
   }
-  return harmless && !walk.failed();
+  return harmless;
 }
 
 template <const WatchedMethod& method>
@@ -177,13 +176,12 @@ constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 void watch_view_and_numpy(bool (*lists_apply)()) {
   lists_apply_here = lists_apply;
   if (view.is_watched() && numpy.is_watched()) return;
-  host::MemoryMap memory;
   const Plan plans[] = {
       {&view, host::method_of_tensor("view"), with_keywords, from_c<view_stub>},
       {&numpy, host::method_of_tensor("numpy"), with_keywords, from_c<numpy_stub>},
   };
   for (const Plan& plan : plans) {
-    if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
+    if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags))
       plan.method->watch(plan.object, plan.stub);
   }
   drop_error_unless_memory_error();
@@ -194,17 +192,9 @@ void stop_watching_view_and_numpy() noexcept {
   numpy.stop();
 }
 
-bool may_watch_exchange() {
-  const DLPackExchangeAPI* table = host::exchange_table();
-  host::MemoryMap memory;
-  return exchange != nullptr || table == nullptr ||
-         (memory.may_write(&table->dltensor_from_py_object_no_sync) &&
-          memory.may_write(&table->managed_tensor_from_py_object_no_sync));
-}
-
 void watch_exchange() {
   DLPackExchangeAPI* table = host::exchange_table();
-  if (exchange != nullptr || table == nullptr || !may_watch_exchange()) return;
+  if (exchange != nullptr || table == nullptr) return;
   original_exchange = *table;
   exchange = table;
   store(&table->dltensor_from_py_object_no_sync, from_c<borrow_stub>.pointer());
@@ -230,12 +220,10 @@ bool watch_escapes(MemoryMethods methods) {
       {&lazy_clone, methods.lazy_clone, METH_NOARGS, from_c<escaping_stub_without_arguments<lazy_clone>>},
       {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, from_c<storage_data_ptr_stub>},
   };
-  host::MemoryMap memory;
   for (const Plan& plan : plans) {
     const bool is_missing = plan.object == nullptr && (plan.method == &const_data_ptr || plan.method == &lazy_clone);
-    if (!is_missing && !WatchedMethod::check(plan.object, plan.flags, memory)) return false;
+    if (!is_missing && !WatchedMethod::check(plan.object, plan.flags)) return false;
   }
-  if (!host::WatchedData::check(memory)) return false;
   if (!view.is_watched() || !numpy.is_watched()) {
     PyErr_SetString(PyExc_RuntimeError,
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");

@@ -39,8 +39,6 @@ void stop_watching_view_and_numpy() noexcept;
 
 // Watches DLPack's C exchange API as soon as torch has it. An older torch gets it from another library.
 void watch_exchange();
-// True if there is no exchange table, or if the table is writable.
-bool may_watch_exchange();
 
 // Returns false with a Python exception set, and changes nothing, if one of the methods is not as expected.
 bool watch_escapes(MemoryMethods methods);

@@ -39,8 +39,7 @@ AT_IMPORT = {
     "torch.pytree",
 }
 
-#: A training that is not compiled, watched or restricted to modules does not rely on these. tests/host/
-#: test_false_assumptions.py makes each of them false where it is relied on.
+#: A training that is not compiled, watched or restricted to modules does not rely on these.
 NOT_ASKED_BY_TRAINING = {
     "cpython.function-slot",
     "torch.begun-backwards",

@@ -1,4 +1,4 @@
-"""convert and restore in odd moments: threads, interrupts, warnings, finalizers, modules that are imported later."""
+"""convert and restore in odd moments: threads, interrupts, warnings, modules that are imported later."""
 
 from __future__ import annotations
 
@@ -54,27 +54,6 @@ def test_calls_in_other_threads_survive_converting_and_restoring(converted: Conv
     assert wrong == []
 
 
-RESTORING_IN_A_WARNING = """
-import warnings, torch, habana_mp as hmp
-hmp.convert()
-warnings.showwarning = lambda *_, **__: hmp.restore()
-with torch.no_grad():
-    lowered = torch.ones(4, 4) @ torch.ones(4, 4)
-{what}
-print(hmp.is_converted(), torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype)
-"""
-
-
-@pytest.mark.parametrize(
-    "what",
-    ["with torch.autocast('cpu'): torch.relu(lowered)", "torch.ones(4, 4).data = lowered"],
-    ids=["region", "data"],
-)
-def test_restoring_in_the_handler_of_a_warning_of_ours(what: str) -> None:
-    done = run_script(RESTORING_IN_A_WARNING.format(what=what))
-    assert done.stdout.split() == ["False", "torch.float32"], done.stderr
-
-
 def test_restore_succeeds_where_somebody_has_emptied_the_hooks_of_steps(converted: Converter) -> None:
     converted()
     hooks = importlib.import_module("torch.optim.optimizer")._global_optimizer_post_hooks
@@ -94,16 +73,6 @@ def test_a_list_that_holds_itself_is_an_error_of_torchs(converted: Converter) ->
     endless.append(endless)
     with pytest.raises(TypeError, match="expected Tensor"):
         torch._fused_sgd_(endless, endless, [], **sgd)
-
-
-def test_an_init_that_wraps_itself_can_be_called(converted: Converter) -> None:
-    class Endless(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-
-    Endless.__init__.__wrapped__ = Endless.__init__  # type: ignore[attr-defined]  # a mistake that torch does not mind
-    converted()
-    Endless()
 
 
 DEBUGGED = """
@@ -195,42 +164,6 @@ def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
         count += 1 + count // 25
 
 
-# ---- garbage that is collected in the middle of it -------------------------------------------------------------------
-
-_COLLECTING = """
-import gc, torch
-from habana_mp import hmp
-hmp.convert()
-x = torch.ones(8, 8)
-class Last:
-    def __del__(self):
-        {finally_done}
-def deep(frames):
-    return deep(frames - 1) if frames else {done}
-gc.disable()
-for _ in range(100):
-    torch.nn.Linear(2, 2)  # what it leaves behind is looked at again
-    last = Last()
-    last.me = last
-    del last
-    gc.set_threshold(30, 1000, 1000)
-    gc.enable()
-    result = deep(200)
-    gc.disable()
-print(result)
-"""
-
-
-@pytest.mark.parametrize(
-    ("done", "finally_done"),
-    [("torch.mm(x, x).dtype", "torch.nn.Linear(2, 2)"), ("torch.nn.Identity()", "torch.mm(x, x)")],
-)
-def test_a_finalizer_may_compute_and_construct_while_frames_are_looked_at(done: str, finally_done: str) -> None:
-    result = run_script(_COLLECTING.format(done=done, finally_done=finally_done))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == ("torch.bfloat16" if "mm" in done else "Identity()")
-
-
 # ---- a convert that fails -------------------------------------------------------------------------------------------
 
 
@@ -276,7 +209,7 @@ def test_a_convert_whose_last_step_fails_leaves_nothing_installed(
     options: dict[str, Any], is_second: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise MemoryError
+        raise RuntimeError("not this time")
 
     if "log" in options:
         options = {"log": tmp_path / "of_it.log"}
@@ -284,7 +217,7 @@ def test_a_convert_whose_last_step_fails_leaves_nothing_installed(
         hmp.convert("O2", report="modules", log=tmp_path / "before.log")
     with monkeypatch.context() as patch:
         patch.setattr(hmp.guarding, "of_convert", fail)
-        with pytest.raises(MemoryError):
+        with pytest.raises(RuntimeError, match="not this time"):
             hmp.convert(**options)
     assert not hmp.is_converted()
     assert _core.log_destination() is None

@@ -1,10 +1,7 @@
-"""Forks in the middle of calls; each child computes what its parent does, and ends.
+"""Forks beside other threads; each child computes what its parent does, and ends.
 
-    python tests/trust/forks.py within LIBRARY [--every N] | beside-threads [--rounds N] | kept-weight [--rounds N]
-                                | conversions [--rounds N]
+    python tests/trust/forks.py beside-threads | kept-weight | conversions [--rounds N]
 
-within: at each place in a call where a garbage collection may run (LIBRARY is what collector.c was compiled to). One
-child finishes the call, the next one begins another one there and then.
 beside-threads: while other threads cast, step and write lines of the log.
 kept-weight: while another thread makes the cast of a weight, which a child must keep again.
 conversions: while another thread converts, restores and shows reports; a child then converts.
@@ -15,13 +12,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,55 +67,6 @@ def compute() -> torch.Tensor:
     with torch.no_grad():
         assert torch.mm(torch.ones(600, 512), torch.ones(512, 2)).dtype == torch.bfloat16
     return result
-
-
-def begin_another_call(expected: torch.Tensor) -> None:
-    """In the middle of a step the lists do not apply to this thread, and another one has them. The interrupted call may
-    have switched gradients off."""
-    if torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16:
-        with torch.enable_grad():
-            check(compute(), expected)
-        return
-    results: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: results.append(compute()))
-    thread.start()
-    thread.join()
-    check(results[0], expected)
-
-
-def within(library: str, every: int) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    from hostile_collections import Collector
-
-    collector = Collector(library)
-    log = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115  # until the process ends
-    hmp.convert(log=log.name)
-    expected = compute()
-    model = Model()
-    model.train()
-    for call in (model.train, model.answer, lambda: hmp.report(show=False)):
-        number, last, forks = 1, 2, 0
-        while number <= last:
-            children: list[int] = []
-
-            def fork(children: list[int] = children, number: int = number) -> None:
-                child = os.fork()
-                children.append(child)
-                if child:
-                    return
-                signal.alarm(SECONDS)
-                if number % 2 == 0:
-                    end_child(lambda: begin_another_call(expected))
-
-            collector.run(call, fork, "callback", number)
-            last = max(last, collector.allocations)
-            if children == [0]:
-                end_child(lambda: check(compute(), expected))
-            assert all(ended_well(child) for child in children), f"{call} at allocation {number}"
-            forks += len(children)
-            number += every
-        print("within:", forks, flush=True)
-        assert forks
 
 
 def check(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -245,24 +191,16 @@ def conversions(rounds: int) -> None:
 
 
 def main() -> None:
+    ways = {"beside-threads": beside_threads, "kept-weight": kept_weight, "conversions": conversions}
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["within", "beside-threads", "kept-weight", "conversions"])
-    parser.add_argument("library", nargs="?", default="")
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("what", choices=ways)
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     torch.set_num_threads(1)
     # oneDNN's cache of primitives has a lock. If another thread holds it during a fork, a product of a new shape waits
     # for it in the child without end, in plain torch too.
     torch.backends.mkldnn.set_flags(_enabled=False)
-    if given.what == "within":
-        within(given.library, given.every)
-    elif given.what == "beside-threads":
-        beside_threads(given.rounds)
-    elif given.what == "kept-weight":
-        kept_weight(given.rounds)
-    else:
-        conversions(given.rounds)
+    ways[given.what](given.rounds)
 
 
 if __name__ == "__main__":

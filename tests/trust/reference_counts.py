@@ -1,16 +1,11 @@
 """A script for test_reference_counts.py: what each entry of the package leaves behind, object by object.
 
-    python reference_counts.py ROUNDS [ENTRY ...]
+    python reference_counts.py ROUNDS
 
 For each entry a line is printed: its name, and what has grown with the rounds. Each entry runs many times. Afterwards
 the references of every object that the collector knows or that such an object refers to are compared with those before:
 one reference that a round leaves, to whatever object, is seen as many, and so is one that it takes too often. So is an
 object, or a block of memory, that each round leaves.
-
-The interpreter that counts references for debugging (`sys.gettotalrefcount`) ends the process where one is let go too
-often, and where a function of the core gives a result beside an exception. Its total is printed too. It counts what
-happens in the interpreter and in a core that was built for it, not in torch, which was not: so a call of torch's makes
-it smaller, and the objects themselves are what is compared.
 """
 
 from __future__ import annotations
@@ -314,12 +309,10 @@ def grown(objects: Objects, work: Callable[[], None], rounds: int) -> list[str]:
     kinds_before, before = kinds(), objects.references()
     settle()
     blocks = sys.getallocatedblocks()
-    total = sys.gettotalrefcount() if hasattr(sys, "gettotalrefcount") else 0
     for _ in range(rounds):
         work()
     settle()
     more_blocks = sys.getallocatedblocks() - blocks
-    more_total = sys.gettotalrefcount() - total if hasattr(sys, "gettotalrefcount") else 0
     change = objects.references() - before
     enough = rounds * 9 // 10
     said = [
@@ -330,7 +323,6 @@ def grown(objects: Objects, work: Callable[[], None], rounds: int) -> list[str]:
     said += [f"{count:+} objects {kind.__name__}" for kind, count in more_kinds.items() if count >= enough]
     if more_blocks >= enough:
         said.append(f"{more_blocks:+} blocks of memory")
-    print(f"# {work.__name__}: {more_blocks:+} blocks, {more_total:+} references in all", file=sys.stderr, flush=True)
     return said
 
 
@@ -343,15 +335,13 @@ def configured(arguments: dict[str, Any] | None) -> Iterator[None]:
 
 
 def main() -> None:
-    rounds, names = int(sys.argv[1]), sys.argv[2:] or list(_entries)
-    for name in names:
-        work, arguments = _entries[name]
+    rounds = int(sys.argv[1])
+    for work, arguments in _entries.values():
         with configured(arguments):
             for _ in range(20):
                 work()
     objects = Objects()
-    for name in names:
-        work, arguments = _entries[name]
+    for name, (work, arguments) in _entries.items():
         with configured(arguments):
             print(f"{name}: {'; '.join(grown(objects, work, rounds)) or 'nothing'}", flush=True)
 

@@ -165,11 +165,3 @@ def test_an_interrupt_leaves_torch_as_it_was_or_converted_whole(interrupt: Calla
     second()  # what is done once in a process is done
     hmp.restore()
     interrupt(14)
-
-
-@pytest.mark.trust
-@pytest.mark.parametrize("interrupt", INTERRUPTED)
-def test_an_interrupt_at_each_of_a_thousand_places_leaves_torch_as_it_was_or_converted_whole(
-    interrupt: Callable[[int | None], None],
-) -> None:
-    interrupt(1000)

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from habana_mp.common.undoing import run_cleanup
-
 #: The methods that change the state of a scaler, or gradients, after the backward.
 _METHODS = ("unscale_", "step")
 
@@ -28,13 +26,10 @@ def scalers_end_steps(is_looking: Callable[[], bool], ends: type[BaseException])
 
         return method
 
-    def end() -> None:
-        for name, method in former.items():
-            setattr(kind, name, method)
-
     try:
         for name in _METHODS:
             setattr(kind, name, ending(name))
         yield
     finally:
-        run_cleanup(end)
+        for name, method in former.items():
+            setattr(kind, name, method)

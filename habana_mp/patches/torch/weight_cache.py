@@ -23,13 +23,6 @@ _METHODS = Assumption(
     otherwise="no casts of weights are kept",
 )
 
-_EXCHANGE = Assumption(
-    "torch.dlpack-table-is-writable",
-    assumed="the table of DLPack's exchange API, through which libraries take a weight's memory, may be written to",
-    check="the system says so of its memory; also where a library brings the table later",
-    otherwise="no casts of weights are kept",
-)
-
 _LINEAR = Assumption(
     "torch.linear-builtin",
     assumed="`torch._C._nn.linear` is the builtin that torch.nn.functional has as `linear`",
@@ -107,10 +100,7 @@ class _ExchangeOfC(WhenImported):
     name = "tvm_ffi"
 
     def do(self, module: Any) -> None:
-        if holds(_EXCHANGE, _core.weights_may_watch_exchange, self.name):
-            _core.weights_watch_exchange()
-        else:
-            keep_nothing()
+        _core.weights_watch_exchange()
 
     def undo(self, module: Any) -> None:
         pass  # watched as long as all other accesses
@@ -165,11 +155,7 @@ def keep_nothing() -> None:
 
 
 def _sees_who_writes() -> bool:
-    return (
-        holds(_METHODS, _has_methods)
-        and operators_have_builtins()
-        and holds(_EXCHANGE, _core.weights_may_watch_exchange)
-    )
+    return holds(_METHODS, _has_methods) and operators_have_builtins()
 
 
 #: Methods that older releases of torch lack.

@@ -137,19 +137,13 @@ void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
   for (const Block& one : gone) std::free(one.memory);
 }
 
-Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept {
+Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) {
   std::int64_t count = 1;
   for (const std::int64_t size : like.sizes) count *= size;
   const std::uint64_t bytes = tensor::bytes_as(kind, count);
+  auto lent = std::make_unique<DlpackContext>(DlpackContext{{}, like.sizes, like.strides, bytes});
   void* const memory = take(bytes);
   if (memory == nullptr) return nullptr;
-  std::unique_ptr<DlpackContext> lent;
-  try {
-    lent = std::make_unique<DlpackContext>(DlpackContext{{}, like.sizes, like.strides, bytes});
-  } catch (const std::bad_alloc&) {
-    give_back(memory, bytes);
-    return nullptr;
-  }
   lent->managed.dl_tensor = {memory,
                              {kDLCPU, 0},
                              static_cast<std::int32_t>(like.sizes.size()),

@@ -16,7 +16,7 @@ bool is_block(std::uint64_t bytes) noexcept;
 
 // Returns a new tensor with this layout in such a block, and sets `values` to its memory. Returns null, with no
 // exception set, if that is not possible.
-Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept;
+Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values);
 
 std::uint64_t bytes_waiting() noexcept;
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <new>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -126,8 +125,6 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
   DLTensor source;
   host::Geometry geometry;
   if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen)) return nullptr;
-  // A finalizer could give the tensor other memory. Later, while the GIL is released, `run_on` holds the memory.
-  std::optional<host::NoCollection> no_finalizers(std::in_place);
   if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from)) return nullptr;
   // A cast of a tensor with gaps has no gaps, so its rows may be even.
   if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
@@ -152,7 +149,6 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
     made = host::allocate_like(source, to, values);
     if (!made) return nullptr;
   }
-  no_finalizers.reset();
   kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
                    tensor::float_of(to), std::move(axes));
   const unsigned threads = host::torch_threads();

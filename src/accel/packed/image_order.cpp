@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "errors.hpp"
-#include "host/held_memory.hpp"
 #include "host/inside.hpp"
 #include "host/tensors.hpp"
 #include "kernels/cast.hpp"
@@ -55,10 +54,7 @@ void reorder(PyObject* images, const DLTensor& from, void* target, const Strides
 // Returns a new tensor like the images in channels-last order. Returns null, perhaps with an exception set, if that
 // fails or if its layout is not the `wanted` one.
 Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
-  static PyObject* const keywords = [] {
-    const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
-    return checked(PyTuple_Pack(1, interned("memory_format")));
-  }();
+  static PyObject* const keywords = checked(PyTuple_Pack(1, interned("memory_format")));
   Owned made = host::empty_in_channels_last(images, keywords);
   host::Geometry geometry;
   const bool fits = made && host::is_exact_tensor(made.get()) && host::kind_of_tensor(made.get()) == kind &&

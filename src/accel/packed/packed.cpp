@@ -53,10 +53,7 @@ constexpr std::int64_t most_elements_for_library = std::int64_t{1} << 28;
 // A dictionary from (shape of the weight, options, size of the input, bias) to True if the packed weight is faster,
 // measured once.
 PyObject* verdicts() {
-  static PyObject* const all = [] {
-    const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
-    return checked(PyDict_New());
-  }();
+  static PyObject* const all = checked(PyDict_New());
   return all;
 }
 

@@ -9,7 +9,7 @@
 #include "engine/target.hpp"
 #include "host/callables.hpp"
 #include "host/frames.hpp"
-#include "instances.hpp"
+#include "pybind.hpp"
 #include "rules/decision.hpp"
 
 namespace habana_mp {
@@ -40,7 +40,6 @@ class Composite {
   Composite(const py::object& function, const py::object& called, const std::string& operation)
       : target_(engine::target_for(function.ptr(), host::CallableKind::composite, operation.c_str(), function.ptr())) {
     if (target_ == nullptr) throw py::error_already_set();
-    Reserve::fill();
     target_->called = Owned::borrowed(called.ptr());
   }
   py::object call(const py::tuple& arguments, const py::dict& keywords) {
@@ -71,7 +70,6 @@ class Function {
 
  private:
   static const Rule* interned_for_wrapped(Rule rule) {
-    Reserve::fill();
     rule.reason = rules::Reason::op_wrap;
     return engine::intern(rule);
   }
@@ -79,6 +77,15 @@ class Function {
   const Rule* rule_;
   Target* target_;
 };
+
+Composite make_composite(const py::object& function, const py::object& called, const std::string& operation) {
+  return Composite(function, called, operation);
+}
+
+Function make_function(const py::object& function, const py::object& shown, const py::str& operation,
+                       const Rule& rule) {
+  return Function(function, shown, operation, rule);
+}
 
 // The values are (arguments, keywords).
 template <typename Called>
@@ -90,15 +97,13 @@ py::object call_through_engine(PyObject* self, Values values) {
 
 void register_functions(py::module_& module) {
   py::class_<Function> function(module, "Function", "A Python function that is called through the engine.");
-  function.def(py::init<const py::object&, const py::object&, const py::str&, const Rule&>(), py::arg("function"),
-               py::arg("shown"), py::arg("operation"), py::arg("rule"));
+  function.def("__init__", &Constructor<make_function>::call, is_constructor, py::arg("function"), py::arg("shown"),
+               py::arg("operation"), py::arg("rule"));
   define_plain_method<&call_through_engine<Function>, 2>(function, "call");
-  note_with_reserve(function);
   py::class_<Composite> composite(module, "Composite", "A Python function of torch's that lists may cover.");
-  composite.def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"),
-                py::arg("called"), py::arg("operation"));
+  composite.def("__init__", &Constructor<make_composite>::call, is_constructor, py::arg("function"), py::arg("called"),
+                py::arg("operation"));
   define_plain_method<&call_through_engine<Composite>, 2>(composite, "call");
-  note_with_reserve(composite);
 }
 
 }  // namespace habana_mp

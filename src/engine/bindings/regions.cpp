@@ -15,7 +15,7 @@
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
-#include "instances.hpp"
+#include "pybind.hpp"
 #include "watch/modules.hpp"
 
 namespace habana_mp {
@@ -80,23 +80,14 @@ py::tuple exact_rules() {
 // A call of a module that a compiler traces: the module counts as running until it leaves.
 class TracedCall {
  public:
-  explicit TracedCall(const py::object& module) {
-    Reserve::fill();
-    call_ = watch::enter_call(module.ptr());
+  explicit TracedCall(const py::object& module) : call_(watch::enter_call(module.ptr())) {
     or_throw(call_ != nullptr);
     const std::optional<const engine::RuleSet*> rules = engine::rules_in_module(module.ptr());
-    if (!rules) {
-      const HeldError held;
-      leave();
-    }
     or_throw(rules.has_value());
     if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->number};
   }
-  ~TracedCall() { leave(); }
-  TracedCall(const TracedCall&) = delete;
-  TracedCall& operator=(const TracedCall&) = delete;
 
-  void leave() noexcept { watch::leave_call(std::move(call_)); }
+  void leave() noexcept { call_.reset(); }
   // Returns the number of the region in which the call runs, or -1 if it is the current one.
   [[nodiscard]] int region() const noexcept { return region_; }
 
@@ -104,6 +95,8 @@ class TracedCall {
   std::unique_ptr<watch::ModuleCall> call_;
   int region_ = -1;
 };
+
+TracedCall make_traced_call(const py::object& module) { return TracedCall(module); }
 
 }  // namespace
 
@@ -128,8 +121,7 @@ void register_regions(py::module_& module) {
   module.def("take_rules_out_of_modules", &engine::take_rules_out_of_modules);
   py::class_<TracedCall> traced(module, "TracedCall",
                                 "A call of a module while a compiler traces it, until it leaves.");
-  note_with_reserve(traced);
-  traced.def(py::init<const py::object&>(), py::arg("module"))
+  traced.def("__init__", &Constructor<make_traced_call>::call, is_constructor, py::arg("module"))
       .def("leave", &TracedCall::leave)
       .def_property_readonly("region", &TracedCall::region);
   module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,

@@ -14,7 +14,7 @@
 #include "engine/state.hpp"
 #include "engine/target.hpp"
 #include "errors.hpp"
-#include "instances.hpp"
+#include "pybind.hpp"
 #include "rules/decision.hpp"
 #include "weights/cache.hpp"
 #include "weights/packs.hpp"
@@ -94,7 +94,6 @@ PyObject* immortal_or_null(const py::tuple& names) {
 engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions,
                                const py::tuple& off_cpu_keywords) {
-  Reserve::fill();
   // A call reads the keywords only if a position is set. If only keywords are given, this sets a position that no call
   // has.
   constexpr std::uint64_t no_position = std::uint64_t{1} << 63U;
@@ -134,7 +133,6 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
                const std::map<std::string, py::object>& conditions, const std::string& packs,
                const std::optional<std::pair<std::string, std::uint8_t>>& terms) {
-  Reserve::fill();
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == rules::Action::precision) rule.to = precision_of(precision);
@@ -159,17 +157,15 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
 
 void register_rules(py::module_& module) {
   py::class_<engine::Castable> castable(module, "Castable", "Which arguments of an operation may be cast.");
-  castable.def(py::init(&make_castable), py::kw_only(), py::arg("positions"), py::arg("kept_keywords"),
-               py::arg("raised_positions"), py::arg("raised_keywords"), py::arg("off_cpu_positions"),
-               py::arg("off_cpu_keywords"));
+  castable.def("__init__", &Constructor<make_castable>::call, is_constructor, py::kw_only(), py::arg("positions"),
+               py::arg("kept_keywords"), py::arg("raised_positions"), py::arg("raised_keywords"),
+               py::arg("off_cpu_positions"), py::arg("off_cpu_keywords"));
   py::class_<Rule> rule(module, "Rule", "What a policy says of one operation.");
-  rule.def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "", py::arg("why") = "",
-           py::arg("traits") = std::vector<std::string_view>(), py::arg("castable") = std::nullopt,
-           py::arg("target_keywords") = py::tuple(), py::arg("sparse_gradient") = std::nullopt,
-           py::arg("conditions") = std::map<std::string, py::object>(), py::arg("packs") = "",
-           py::arg("terms") = std::nullopt);
-  note_with_reserve(castable);
-  note_with_reserve(rule);
+  rule.def("__init__", &Constructor<make_rule>::call, is_constructor, py::kw_only(), py::arg("action"),
+           py::arg("precision") = "", py::arg("why") = "", py::arg("traits") = std::vector<std::string_view>(),
+           py::arg("castable") = std::nullopt, py::arg("target_keywords") = py::tuple(),
+           py::arg("sparse_gradient") = std::nullopt, py::arg("conditions") = std::map<std::string, py::object>(),
+           py::arg("packs") = "", py::arg("terms") = std::nullopt);
   py::tuple names(std::size(traits));
   for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].name);
   module.attr("traits") = names;

@@ -15,7 +15,6 @@
 #include "engine/state.hpp"
 #include "engine/target.hpp"
 #include "engine/watched.hpp"
-#include "host/memory_map.hpp"
 
 namespace habana_mp {
 
@@ -32,8 +31,7 @@ PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_
 // Returns the result of `during()`, and the number of calls of `function` that reached its slot meanwhile.
 std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::object& answering,
                                                const py::function& during) {
-  host::MemoryMap memory;
-  if (counted.is_watched() || !host::WatchedFunction::check(function.ptr(), memory)) {
+  if (counted.is_watched() || !host::WatchedFunction::check(function.ptr())) {
     throw std::runtime_error("the calls of this function cannot be counted");
   }
   calls_of_counted = 0;
@@ -93,8 +91,7 @@ void register_watching(py::module_& module) {
     if (!device_types.is_none() && !py::isinstance<py::tuple>(device_types)) throw py::type_error("expects a tuple");
     engine::set_devices_of_regions(device_types.ptr());
   });
-  module.def("construction_begins",
-             [](const py::object& module_) { or_throw(engine::construction_begins(module_.ptr())); });
+  module.def("construction_begins", [](const py::object& module_) { engine::construction_begins(module_.ptr()); });
   // One call: between two from Python, a signal handler could raise an exception.
   module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
     const py::object depth = called(PyObject_CallNoArgs(increment.ptr()));
