@@ -22,7 +22,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
+.PHONY: demo test quick test-slow test-newest test-processors check format bench sweep wheel sanitize coverage mutants aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -96,15 +96,6 @@ coverage: $(VENV)/.built $(VENV)/.browser
 mutants: $(VENV)/.built
 	$(BIN)/python tests/mutants.py $(PARTS)
 
-# Mixed work in one process, whose memory must stay within a bound.
-soak: $(VENV)/.built
-	$(BIN)/python tests/soak.py --minutes $(or $(MINUTES),120)
-
-# Ten minutes of fuzzing: list files guided by coverage, calls with arbitrary arguments against plain torch.
-fuzz: $(VENV)/.built $(VENV)/.fuzzers
-	$(BIN)/python tests/fuzz/fuzz_lists.py
-	$(BIN)/python tests/fuzz/fuzz_calls.py
-
 # The kernels for another processor: cross-compiled, and run by an emulator with and without the bfloat16 instructions.
 AARCH64 := aarch64-linux-gnu-g++ -std=c++20 -O3 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion \
   -Werror -Isrc -DHABANA_MP_NEON_BF16
@@ -134,7 +125,7 @@ $(VENV)/.torch:
 
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
-	  "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
+	  "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
 	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
 	  "torchmetrics>=1.5" "playwright>=1.45" "greenlet>=3.0" "gevent>=24.2" "$(TORCH)"
@@ -149,10 +140,6 @@ $(VENV)/.checkers: $(VENV)/.torch
 # The report's page is tested in a real browser.
 $(VENV)/.browser: $(VENV)/.packages
 	command -v chromium >/dev/null || { $(APT) update -qq; $(APT) install -y -qq chromium; }
-	touch $@
-
-$(VENV)/.fuzzers: $(VENV)/.packages
-	$(BIN)/pip install --quiet atheris
 	touch $@
 
 $(VENV)/.aarch64:
@@ -173,7 +160,7 @@ $(NEWEST)/.packages: pyproject.toml
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/pip install --quiet --upgrade pip
 	$(NEWEST)/bin/pip install --quiet "$(NEWEST_TORCH)" "numpy>=1.24" "scikit-build-core>=0.10" "pybind11>=3.0" \
-	  "apache-tvm-ffi>=0.1.6" cmake ninja "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" \
+	  "apache-tvm-ffi>=0.1.6" cmake ninja "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" \
 	  "ml_dtypes>=0.4" "expecttest>=0.2" "safetensors>=0.4" "tensorboard>=2.18"
 	$(NEWEST)/bin/pip install --quiet --no-deps --upgrade --target $(NEWEST)/torchvision "$(NEWEST_TORCHVISION)"
 	touch $@

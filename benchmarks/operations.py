@@ -19,7 +19,7 @@ from typing import Any
 from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers.operation_database import SEVERAL_INPUTS, mixtures, name_of
+from helpers.operation_database import entries_of_several_inputs, mixtures, name_of
 
 
 def failure(call: Any, function: Any) -> str | None:
@@ -40,7 +40,7 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def main() -> None:
     warnings.simplefilter("ignore")
     counts = dict.fromkeys(STATES, 0)
-    for op in SEVERAL_INPUTS:
+    for op in entries_of_several_inputs():
         calls = [mixed for plain, mixed in mixtures(op, limit=8) if failure(plain, op.op) is None]
         for name, state in STATES.items():
             with state():
@@ -48,7 +48,7 @@ def main() -> None:
             counts[name] += not failures
             if failures and name == "habana_mp":
                 print(f"{name_of(op)}: {failures[0]}")
-    print(f"{len(SEVERAL_INPUTS)} entries; run on mixed inputs: " + ", ".join(f"{n} {c}" for n, c in counts.items()))
+    print(f"{len(entries_of_several_inputs())} entries; run on mixed inputs: " + ", ".join(f"{n} {c}" for n, c in counts.items()))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -79,14 +78,6 @@ def test_a_list_of_a_preset_is_a_list_file(tmp_path: Path, capsys: pytest.Captur
     assert cli.main(["lists", "hmp-default", "--only", "fp32"]) == 0
     (tmp_path / "own.txt").write_text(capsys.readouterr().out)
     assert [one.name for one in read_list(tmp_path / "own.txt")] == [one.name for one in presets()["hmp-default"].fp32]
-
-
-def test_a_check_of_several_files_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fine, missing = write_list(tmp_path / "a.txt", ["mm"]), str(tmp_path / "none.txt")
-    assert cli.main(["lists", "check", missing, fine]) == 1
-    out = capsys.readouterr().out
-    assert missing in out
-    assert f"{fine}: 1 name, fine" in out
 
 
 def test_a_check_imports_what_defines_the_operators_of_a_list(
@@ -184,23 +175,3 @@ def test_a_part_of_a_name_lists_the_presets_that_have_it(part: str, capsys: pyte
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert shown == [name for name in presets() if part.lower() in name]
     assert 0 < len(shown) < len(presets())
-
-
-@pytest.mark.parametrize(
-    ("spelling", "part"), [("bf16", "lower"), ("BFloat16", "lower"), ("half", "lower"), ("float32", "fp32")]
-)
-def test_a_list_may_be_called_by_its_precision(spelling: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lists", "torch-cpu", "--only", part]) == 0
-    expected = capsys.readouterr().out
-    assert cli.main(["lists", "torch-cpu", "--only", spelling]) == 0
-    assert capsys.readouterr().out == expected
-
-
-def test_who_reads_a_part_only_sees_no_traceback() -> None:
-    command = [sys.executable, "-m", "habana_mp", "lists", "hmp-default"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 1

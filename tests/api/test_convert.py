@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habana_mp import HmpWarning, ListError, hmp
+from habana_mp import ListError, hmp
+from helpers.each import each
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
@@ -19,13 +20,6 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 # ---- the call ------------------------------------------------------------------------------------------------------
-
-
-def test_both_imports_give_the_same_functions() -> None:
-    import habana_mp
-
-    for name in hmp.__all__:
-        assert getattr(habana_mp, name) is getattr(hmp, name), name
 
 
 def test_all_four_parameters_work_by_position_and_by_keyword(tmp_path: Path) -> None:
@@ -38,7 +32,7 @@ def test_all_four_parameters_work_by_position_and_by_keyword(tmp_path: Path) -> 
     assert torch.mm(MATRIX.bfloat16(), MATRIX.bfloat16()).dtype is FP32
 
 
-@pytest.mark.parametrize("level", ["O3", "o3", "O 1", "", "1", 1, None, True])
+@each("level", ["O3", "o3", "O 1", "", "1", 1, None, True])
 def test_an_unknown_level_is_refused_with_the_names_of_all(level: object) -> None:
     with pytest.raises(ValueError, match="opt_level") as caught:
         hmp.convert(level)  # type: ignore[arg-type]
@@ -92,7 +86,7 @@ if hasattr(F, "grouped_mm"):
     )
 
 
-@pytest.mark.parametrize("name", O2_LOWER)
+@each("name", O2_LOWER)
 def test_o2_runs_gemm_and_convolutions_in_lower_precision(name: str) -> None:
     hmp.convert("O2")
     assert O2_LOWER[name](MATRIX).dtype is BF16
@@ -136,7 +130,7 @@ O2_FP32 = {
 }
 
 
-@pytest.mark.parametrize("name", O2_FP32)
+@each("name", O2_FP32)
 def test_o2_runs_every_other_floating_operation_in_float32(name: str) -> None:
     hmp.convert("O2")
     assert O2_FP32[name](MATRIX.bfloat16()).dtype is FP32
@@ -149,8 +143,8 @@ def test_o2_leaves_views_alone() -> None:
         assert viewed.dtype is BF16
 
 
-@pytest.mark.parametrize("level", ["O0", "O2"])
-@pytest.mark.parametrize("side", [0, 1, 2], ids=["bf16 file", "fp32 file", "both"])
+@each("level", ["O0", "O2"])
+@each("side", [0, 1, 2])
 def test_list_files_are_ignored_with_one_warning_where_the_level_has_no_lists(
     tmp_path: Path, level: str, side: int
 ) -> None:
@@ -160,14 +154,7 @@ def test_list_files_are_ignored_with_one_warning_where_the_level_has_no_lists(
     assert torch.exp(MATRIX.bfloat16()).dtype is (FP32 if level == "O2" else BF16)
 
 
-def test_the_warning_of_o2_points_at_the_callers_line(tmp_path: Path) -> None:
-    path = write_list(tmp_path / "a.txt", ["exp"])
-    with pytest.warns(HmpWarning) as caught:
-        hmp.convert("O2", path)
-    assert [one.filename for one in caught] == [__file__]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, "fp32", "int8", "bf", None])
+@each("dtype", [torch.float32, torch.float64, torch.int8, "fp32", "int8", "bf", None])
 def test_only_the_two_lower_precisions_are_taken(dtype: object) -> None:
     with pytest.raises(ValueError, match="dtype"):
         hmp.convert(dtype=dtype)  # type: ignore[arg-type]
@@ -180,8 +167,8 @@ def test_float16_is_the_lower_precision_when_asked_for() -> None:
     assert F.softmax(MATRIX.half(), -1).dtype is FP32
 
 
-@pytest.mark.parametrize(
-    ("spelling", "meant"),
+@each(
+    "spelling, meant",
     [
         *[(one, BF16) for one in ("bfloat16", "bf16", "BF16", "torch.bfloat16")],
         *[(one, FP16) for one in ("float16", "fp16", "half", "torch.half")],
@@ -196,19 +183,12 @@ def test_the_lower_precision_may_be_named(spelling: str, meant: torch.dtype) -> 
     assert hmp.autocast("cpu", spelling)._number == hmp.autocast("cpu", meant)._number
 
 
-@pytest.mark.parametrize(("level", "products", "sums"), [("o0", FP32, FP32), ("o1", BF16, FP32), ("o2", BF16, FP32)])
-def test_a_level_may_be_written_in_small_letters(level: str, products: torch.dtype, sums: torch.dtype) -> None:
-    hmp.convert(level)
-    assert torch.mm(MATRIX, MATRIX).dtype is products
-    assert torch.sum(MATRIX).dtype is sums
-
-
 MODEL = torch.nn.Linear(2, 2)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "got"),
+@each(
+    "arguments, options, got",
     [
         ((MODEL,), {}, "Linear"),
         ((MODEL, OPTIMIZER), {}, "Linear, SGD"),
@@ -218,7 +198,6 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         (("O1",), {"preset": MODEL}, "Linear"),
         ((OPTIMIZER,), {"within": MODEL}, "SGD"),
     ],
-    ids=["model", "both", "with a level", "lists", "by name", "as an option", "optimizer"],
 )
 def test_a_model_is_refused_with_what_would_be_right(arguments: Any, options: Any, got: str) -> None:
     with pytest.raises(TypeError) as caught:
@@ -228,12 +207,6 @@ def test_a_model_is_refused_with_what_would_be_right(arguments: Any, options: An
     assert "`hmp.convert(within=model)`" in message
     assert message.endswith(f"; got {got}")
     assert_torch_is_restored()
-
-
-def test_restore_without_convert_does_nothing() -> None:
-    hmp.restore()
-    hmp.restore()
-    assert not hmp.is_converted()
 
 
 @pytest.mark.parametrize("path", [3, ["a.txt"], True])
@@ -254,7 +227,7 @@ def test_the_switch_of_the_log_takes_what_scripts_give_it(given: int | None, cap
 SWITCHES = ["isVerbose", "weight_cache", "packed_weights", "skip_slower", "reuse_memory"]
 
 
-@pytest.mark.parametrize("name", SWITCHES)
+@each("name", SWITCHES)
 def test_a_switch_is_true_or_false_and_a_wrong_one_changes_nothing(name: str) -> None:
     hmp.convert(dtype=torch.float16)
     options: dict[str, Any] = {name: "no"}
@@ -263,7 +236,7 @@ def test_a_switch_is_true_or_false_and_a_wrong_one_changes_nothing(name: str) ->
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
 
 
-@pytest.mark.parametrize(("name", "given"), [("isVerbose", 2), *itertools.product(SWITCHES[1:], [0, 1, None])])
+@each("name, given", [("isVerbose", 2), *itertools.product(SWITCHES[1:], [0, 1, None])])
 def test_other_switches_take_no_number_and_no_none(name: str, given: int | None) -> None:
     options: dict[str, Any] = {name: given}
     with pytest.raises(ValueError, match=rf"`{name}` must be True(, False)? or (False|\"why\"); got {given}"):
@@ -273,26 +246,7 @@ def test_other_switches_take_no_number_and_no_none(name: str, given: int | None)
 # ---- replacing -----------------------------------------------------------------------------------------------------
 
 
-def test_convert_twice_replaces_and_does_not_stack(converted: Converter) -> None:
-    converted(bf16=["exp", "normalize"])
-    converted(bf16=["sin", "softmin"])
-    assert torch.exp(MATRIX).dtype is FP32
-    assert F.normalize(MATRIX).dtype is FP32
-    assert torch.sin(MATRIX).dtype is BF16
-    assert F.softmin(MATRIX, 0).dtype is BF16
-    hmp.restore()
-    assert_torch_is_restored()
-    assert F.softmin(MATRIX, 0).dtype is FP32
-
-
-def test_a_replaced_configuration_leaves_no_trace_in_the_counts(converted: Converter, counted: None) -> None:
-    for _ in range(3):
-        converted(bf16=["exp"])
-    torch.exp(MATRIX)
-    assert [(row.operation, row.calls) for row in hmp.report(show=False)] == [("exp", 1)]
-
-
-@pytest.mark.parametrize(
+@each(
     "broken",
     [
         lambda folder: hmp.convert("O9"),
@@ -318,14 +272,3 @@ def test_a_failing_convert_leaves_the_former_configuration_in_force(
     assert F.softmin(MATRIX, 0).dtype is BF16
     assert F.normalize(MATRIX.bfloat16()).dtype is FP32
     assert torch.mm(MATRIX, MATRIX).dtype is FP32
-
-
-def test_a_failing_convert_leaves_the_former_log_open(tmp_path: Path, converted: Converter) -> None:
-    log = tmp_path / "casts.log"
-    converted(bf16=["exp"], log=log)
-    with pytest.raises(ListError):
-        hmp.convert("O1", write_list(tmp_path / "x.txt", ["nonsense"]), log=tmp_path / "other.log")
-    torch.exp(MATRIX)
-    hmp.restore()
-    assert "to_bf16" in log.read_text()
-    assert not (tmp_path / "other.log").exists()

@@ -10,6 +10,7 @@ import torch
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -56,7 +57,7 @@ def run(apply: Any, region: Callable[[], Any]) -> list[torch.Tensor]:
 
 
 @BOTH
-@pytest.mark.parametrize("cast_inputs", [None, FP32, FP16])
+@each("cast_inputs", [None, FP32, FP16])
 def test_a_function_of_ones_own_is_torch_autocasts_to_the_bit(decorators: Decorators, cast_inputs: Any) -> None:
     expected = run(product(TORCHS, cast_inputs), lambda: torch.autocast("cpu"))
     assert_same(run(product(decorators, cast_inputs), lambda: hmp.autocast("cpu")), expected)
@@ -79,27 +80,6 @@ def test_inputs_are_cast_and_the_forward_runs_without_casts(decorators: Decorato
 
 
 @BOTH
-def test_inputs_that_are_not_floating_are_not_cast(decorators: Decorators) -> None:
-    fwd, _ = decorators
-
-    class Keeps(torch.autograd.Function):
-        @staticmethod
-        @fwd(device_type="cpu", cast_inputs=FP16)
-        def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
-            dtypes.extend(one.dtype for one in given)
-            return given[0].clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> Any:
-            return grad
-
-    dtypes: list[torch.dtype] = []
-    with hmp.autocast("cpu"):
-        Keeps.apply(X, X.long(), X.double(), X.bool())
-    assert dtypes == [FP16, torch.int64, torch.float64, torch.bool]
-
-
-@BOTH
 @pytest.mark.parametrize("cast_inputs", [None, FP16])
 def test_outside_of_regions_nothing_happens(decorators: Decorators, cast_inputs: Any) -> None:
     with hmp.autocast("cpu"):
@@ -107,23 +87,6 @@ def test_outside_of_regions_nothing_happens(decorators: Decorators, cast_inputs:
     seen: list[Any] = []
     run(product(decorators, cast_inputs, seen), torch.enable_grad)
     assert seen == [("forward", FP32, FP32), ("backward", FP32, FP32)]
-
-
-def test_a_forward_outside_has_its_backward_outside() -> None:
-    a = X.clone().requires_grad_()
-    seen: list[Any] = []
-    result = product(OURS, seen=seen)(a, Y)
-    with hmp.autocast("cpu"):
-        result.sum().backward()
-    assert seen == [("forward", FP32, FP32), ("backward", FP32, FP32)]
-
-
-@BOTH
-def test_a_disabled_region_is_outside(decorators: Decorators) -> None:
-    seen: list[Any] = []
-    with hmp.autocast("cpu"):
-        run(product(decorators, FP16, seen), hmp.disable_casts)
-    assert seen[0] == ("forward", FP32, FP32)
 
 
 @pytest.mark.parametrize(("decorators", "lower"), [(OURS, FP32), (TORCHS, BF16)], ids=["ours", "torchs"])
@@ -171,12 +134,6 @@ def test_a_backward_runs_under_its_own_region_where_regions_are_nested() -> None
         (inner.float().sum() + outer.float().sum()).backward()
         assert torch.mm(X, X).dtype is FP16
     assert sorted(str(one[2]) for one in seen if one[0] == "backward") == ["torch.bfloat16", "torch.float16"]
-
-
-def test_under_torch_autocast_ours_do_what_torchs_do() -> None:
-    for cast_inputs in (None, FP32, FP16):
-        expected = run(product(TORCHS, cast_inputs), lambda: torch.autocast("cpu"))
-        assert_same(run(product(OURS, cast_inputs), lambda: torch.autocast("cpu")), expected)
 
 
 def test_the_device_type_is_checked_as_torchs_is() -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from helpers.each import each
 from helpers.processes import run_script
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def promised(code: str, output: str | None) -> list[str]:
     return re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", RUN)
+@each("name", RUN)
 def test_python_in_the_documentation_runs_by_itself_and_prints_what_it_says(name: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / name).read_text("utf-8"))
     assert blocks
@@ -95,7 +96,7 @@ def test_tables_are_up_to_date() -> None:
     assert not stale, f"run `python docs/make_rules_table.py`: {stale}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@each("document", DOCUMENTS)
 def test_links_lead_somewhere(document: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)", text):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from habana_mp import hmp
-from helpers.lists import warned_by_convert
+from helpers.each import each
 
 
 @pytest.mark.parametrize("name", ["autocast", "watch"])
@@ -38,8 +38,8 @@ def test_a_block_of_convert_says_what_makes_one_and_converts() -> None:
     assert "hmp.restore()" in repr(block())
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
+@each(
+    "name, hint",
     [
         ("presett", "did you mean `preset`?"),
         ("verbose", "did you mean `isVerbose`?"),
@@ -55,16 +55,6 @@ def test_a_misspelled_argument_is_named_with_the_one_that_is_near(name: str, hin
     assert not hmp.is_converted()
 
 
-@pytest.mark.parametrize("argument", ["bf16_file_path", "fp32_file_path"])
-def test_an_empty_list_is_warned_about(argument: str, tmp_path: Path) -> None:
-    path = tmp_path / "empty.txt"
-    path.write_text(" \n\n", encoding="utf-8")
-    (text,) = warned_by_convert(**{argument: str(path)})
-    assert text.startswith(f"{path}: the list is empty: write one operation on each line, or leave `{argument}` out")
-    path.write_text("# none\n", encoding="utf-8")
-    assert warned_by_convert(**{argument: str(path)}) == []
-
-
 @pytest.mark.parametrize(
     ("path", "why"),
     [("missing/cast.log", "its folder does not exist"), (".", "it must be a file, not a directory")],
@@ -77,18 +67,6 @@ def test_a_log_that_cannot_be_written_says_what_would_be_right(path: str, why: s
 
 
 # ---- a report shows itself once -------------------------------------------------------------------------------------
-
-
-def test_what_report_returns_is_a_line_at_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    hmp.convert()
-    hmp.reset_report()
-    torch.ones(2, 8) @ torch.ones(8, 2)
-    returned = hmp.report()
-    assert "matmul" in capsys.readouterr().out
-    assert repr(returned) == "<Report of 1 calls by operations; print() shows it>"
-    hmp.reset_report()
-    hmp.report()
-    assert capsys.readouterr().out.count("\n") == 1  # no table without rows
 
 
 class Notebook:

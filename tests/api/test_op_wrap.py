@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import json
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.lists import Converter
-from helpers.probes import rows_of_report
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
@@ -30,8 +27,8 @@ def dtypes(*values: object, **named: object) -> list[object]:
     return [value.dtype if isinstance(value, torch.Tensor) else value for value in (*values, *named.values())]
 
 
-@pytest.mark.parametrize(
-    ("to", "expected"),
+@each(
+    "to, expected",
     [
         ("bf16", BF16),
         ("fp16", FP16),
@@ -45,7 +42,6 @@ def dtypes(*values: object, **named: object) -> list[object]:
         ("widest", FP32),
         ("first", FP16),
     ],
-    ids=str,
 )
 def test_the_tensors_of_a_wrapped_function_come_in_its_precision(to: object, expected: torch.dtype) -> None:
     wrapped = hmp.op_wrap(dtypes, to=to)  # type: ignore[arg-type]
@@ -56,25 +52,6 @@ def test_the_tensors_of_a_wrapped_function_come_in_its_precision(to: object, exp
 def test_bf16_is_what_is_meant_without_a_word() -> None:
     hmp.convert()
     assert hmp.op_wrap(dtypes)(M) == [BF16]
-
-
-def test_integers_and_doubles_are_left_alone() -> None:
-    wrapped = hmp.op_wrap(dtypes)
-    hmp.convert()
-    assert wrapped(torch.arange(2), M) == [torch.int64, BF16]
-    assert wrapped(M.double(), M) == [torch.float64, FP32]
-
-
-def test_lists_and_tuples_of_tensors_are_cast() -> None:
-    hmp.convert()
-    inside = hmp.op_wrap(lambda one, two: [dtypes(*one), dtypes(*two), type(one), type(two)])
-    assert inside([M, 1], (M, M.long())) == [[BF16, 1], [BF16, torch.int64], list, tuple]
-
-
-def test_a_function_mode_does_not_stop_the_casts_of_a_wrapped_function() -> None:
-    hmp.convert()
-    with torch.device("cpu"):
-        assert hmp.op_wrap(lambda x: x.dtype, to="bf16")(torch.ones(2)) is torch.bfloat16
 
 
 def test_a_wrapped_function_is_plain_without_convert_and_where_casts_are_off() -> None:
@@ -137,8 +114,8 @@ def test_inside_of_a_wrapped_function_the_other_rules_hold(converted: Converter)
     assert mixed(M) == [BF16, FP32, torch.complex64]
 
 
-@pytest.mark.parametrize("to", ["bf16", "fp32"])
-@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@each("to", ["bf16", "fp32"])
+@each("backend", [None, "eager", "aot_eager"])
 def test_inside_of_a_wrapped_function_the_lists_do_not_apply_to_functions_that_torch_writes_in_python(
     converted: Converter, backend: str | None, to: str
 ) -> None:
@@ -174,14 +151,6 @@ def test_a_number_widens_no_tensor_of_a_function_that_takes_the_widest(
     assert dtypes(*wrapped(M.bfloat16(), torch.ones(1))) == [FP32, FP32]
 
 
-def test_wrapped_functions_nest(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    inner = hmp.op_wrap(dtypes, to="fp32")
-    outer = hmp.op_wrap(lambda x: [*dtypes(x), *inner(x), torch.mm(x, x).dtype], to="bf16")
-    assert outer(M) == [BF16, FP32, BF16]
-    assert torch.mm(M, N).dtype is BF16
-
-
 def test_an_exception_passes_through_once_and_leaves_the_state_right(converted: Converter) -> None:
     called = []
 
@@ -207,7 +176,7 @@ def test_a_wrapped_function_that_fails_in_its_precision_is_not_run_again_in_anot
         hmp.op_wrap(picky)(M)
 
 
-@pytest.mark.parametrize("to", ["int8", "bfloat61", "", None, 3, torch.float64, torch.int8])
+@each("to", ["int8", "bfloat61", "", None, 3, torch.float64, torch.int8])
 def test_an_unknown_precision_is_refused_with_the_known(to: object) -> None:
     with pytest.raises(ValueError, match="bf16"):
         hmp.op_wrap(dtypes, to=to)  # type: ignore[call-overload]
@@ -217,20 +186,6 @@ def test_an_unknown_precision_is_refused_with_the_known(to: object) -> None:
 def test_only_what_can_be_called_can_be_wrapped(wrong: object) -> None:
     with pytest.raises(TypeError, match="op_wrap"):
         hmp.op_wrap(wrong)  # type: ignore[call-overload]
-
-
-def test_gradients_flow_through_a_wrapped_function() -> None:
-    w = M.clone().requires_grad_()
-    hmp.convert()
-    hmp.op_wrap(lambda x: (x * x).float().sum(), to="bf16")(w).backward()
-    assert w.grad is not None
-    assert torch.equal(w.grad, (M.bfloat16() * 2).float())
-
-
-def test_a_wrapped_function_is_in_the_report_under_its_name(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    hmp.op_wrap(dtypes)(M, M)
-    assert rows_of_report() == {("dtypes", "bf16"): (1, 2, 64)}
 
 
 def test_an_object_that_holds_its_wrapped_method_is_collected() -> None:
@@ -250,23 +205,6 @@ def test_an_object_that_holds_its_wrapped_method_is_collected() -> None:
     assert reference() is None
 
 
-def test_the_log_tells_what_was_wrapped(tmp_path: Path) -> None:
-    hmp.convert(log=tmp_path / "casts.jsonl")
-    hmp.op_wrap(dtypes)(M)
-    hmp.op_wrap(dtypes, to="widest")(M)
-    hmp.restore()
-    lines = [json.loads(line) for line in (tmp_path / "casts.jsonl").read_text().splitlines()]
-    told = [(one["operation"], one["precision"], one["reason"]) for one in lines if one["kind"] == "operation"]
-    assert told == [("dtypes", "bf16", "op_wrap"), ("dtypes", "fp32", "op_wrap")]
-
-
-def test_what_a_dropped_wrapper_counted_is_kept(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    for _ in range(50):
-        hmp.op_wrap(dtypes)(M)
-    assert rows_of_report() == {("dtypes", "bf16"): (50, 50, 50 * 32)}
-
-
 def test_a_wrapped_function_obeys_in_a_region_alone() -> None:
     def given(x: torch.Tensor) -> torch.Tensor:
         return x
@@ -276,23 +214,3 @@ def test_a_wrapped_function_obeys_in_a_region_alone() -> None:
     with hmp.autocast("cpu"):
         assert wrapped(X).dtype is BF16
     assert wrapped(X).dtype is FP32
-
-
-def test_in_a_wrapped_function_lists_are_silent_until_it_opens_a_region() -> None:
-    def inner(x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
-        silent = torch.mm(x, x).dtype
-        with hmp.autocast("cpu", FP16):
-            return silent, torch.mm(x, x).dtype
-
-    wrapped = hmp.op_wrap(inner, to="fp32")
-    with hmp.autocast("cpu"):
-        assert wrapped(X) == (FP32, FP16)
-
-
-def test_a_region_that_a_wrapped_function_leaves_open_does_not_keep_the_lists_silent(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    stack = contextlib.ExitStack()
-    hmp.op_wrap(lambda: stack.enter_context(hmp.autocast("cpu", FP16)))()
-    assert torch.mm(X, X).dtype is FP16
-    stack.close()
-    assert torch.mm(X, X).dtype is BF16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import pickle
 import threading
 import types
@@ -19,14 +18,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp, ops
-from helpers.cases import CASES, VIEWS, Case, cast
+from helpers.cases import CASES, CLOSE, Case
 from helpers.comparing import assert_same, tensors
 from helpers.compiling import BACKENDS, skip_where_no_region_is_exported
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
-COMPUTING = [one for one in CASES if one not in VIEWS]
+#: A twentieth of all: where rules apply does not depend on the operation.
+SOME = [one for one in CASES if one.form != "module" and one.name not in CLOSE][::20]
 
 
 class Layer(nn.Module):
@@ -75,38 +76,32 @@ def test_a_script_lowers_in_its_model_and_nothing_around_it() -> None:
     assert dtypes(step(Layer(), X))[0] is BF16
 
 
-@pytest.mark.parametrize("case", [one for one in COMPUTING if one.form != "module"], ids=str)
-def test_outside_of_modules_every_operation_gives_what_plain_torch_gives(case: Case) -> None:
+@each("case", SOME)
+def test_outside_of_modules_an_operation_gives_what_plain_torch_gives(case: Case) -> None:
     plain = case.run()
     hmp.convert(within="modules")
-    hmp.reset_report()
-    results = case.run()
-    assert_same(results, plain, close=case.name == "linalg_lstsq")
+    assert_same(case.run(), plain)
     assert not hmp.report(show=False).rows
 
 
-@pytest.mark.parametrize("case", COMPUTING, ids=str)
-def test_within_a_module_every_operation_gives_what_convert_gives(case: Case) -> None:
+@each("case", SOME)
+def test_within_a_module_an_operation_gives_what_convert_gives(case: Case) -> None:
     hmp.convert()
     expected = case.run()
     module = Calls(case.call)
     hmp.convert(within=module)
     torch.manual_seed(3)
-    result = module(*case.inputs)
-    assert_same(result, expected, close=case.name == "linalg_lstsq")
+    assert_same(module(*case.inputs), expected)
 
 
-@pytest.mark.parametrize("case", COMPUTING, ids=str)
+@each("case", SOME)
 def test_in_whatever_module_arithmetic_on_float32_alone_is_that_of_torch(case: Case) -> None:
-    given = [one for one in tensors(case.inputs) if one.is_floating_point()]
-    is_left = ops.is_elementwise(case.name) and all(one.dtype is FP32 for one in given)
-    if not is_left:
+    if not ops.is_elementwise(case.name):
         hmp.convert()
     expected = case.run()
     hmp.convert(within="modules")
     torch.manual_seed(3)
-    result = Calls(case.call)(*case.inputs)
-    assert_same(result, expected, close=case.name == "linalg_lstsq")
+    assert_same(Calls(case.call)(*case.inputs), expected)
 
 
 class Prepares(nn.Module):
@@ -195,15 +190,6 @@ def test_a_forward_that_is_called_past_the_module_is_a_function_as_any() -> None
     assert Calls(lambda x: x @ x.t()).forward(X).dtype is FP32
 
 
-def test_hooks_of_a_module_belong_to_its_call() -> None:
-    hmp.convert(within="modules")
-    layer, seen = Layer(), []
-    layer.register_forward_pre_hook(lambda *_: seen.append((X @ X.t()).dtype))
-    layer.register_forward_hook(lambda *_: seen.append((X @ X.t()).dtype))
-    layer(X)
-    assert seen == [BF16, BF16]
-
-
 def test_an_exception_leaves_the_module() -> None:
     hmp.convert(within="modules")
 
@@ -256,12 +242,6 @@ def test_a_region_speaks_wherever_it_is() -> None:
         assert Layer()(X).dtype is torch.float16
     assert (X @ X.t()).dtype is FP32
     assert not Calls(hmp.is_autocast_enabled)()
-
-
-def test_a_function_with_a_precision_of_its_own_has_it_everywhere() -> None:
-    hmp.convert(within="modules")
-    product = hmp.op_wrap(torch.mm, to="bf16")
-    assert product(X, X.t()).dtype is BF16
 
 
 def test_the_backward_of_a_python_function_is_outside() -> None:
@@ -335,7 +315,7 @@ def test_modules_are_not_kept_alive() -> None:
     assert reference() is None
 
 
-@pytest.mark.parametrize("wrong", ["module", "", [], (), {}, 3, [nn.ReLU(), 3], nn.ReLU], ids=str)
+@each("wrong", ["module", "", [], (), {}, 3, [nn.ReLU(), 3], nn.ReLU])
 def test_what_is_no_module_is_refused_and_nothing_changes(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r'`within` must be None, "modules", a module or a list of modules; got'):
         hmp.convert(within=wrong)
@@ -376,16 +356,6 @@ def test_restore_within_a_module_ends_its_casts() -> None:
     assert dtypes(step(Layer(), X)) == STEP
 
 
-def test_convert_within_a_module_changes_its_lists(converted: Converter) -> None:
-    def part(x: torch.Tensor) -> list[torch.Tensor]:
-        before = [x @ x.t(), x.softmax(-1)]
-        converted(bf16=["softmax"], within="modules")
-        return [*before, x @ x.t(), x.softmax(-1)]
-
-    converted(bf16=["__matmul__"], within="modules")
-    assert dtypes(Calls(part)(X)) == [BF16, FP32, FP32, BF16]
-
-
 def test_where_calls_of_modules_cannot_be_watched_convert_says_so_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -395,23 +365,6 @@ def test_where_calls_of_modules_cannot_be_watched_convert_says_so_and_changes_no
         hmp.convert(within="modules")
     assert (X @ X.t()).dtype is BF16
     assert (X * X).dtype is FP32  # the former lists
-
-
-def test_modules_look_as_they_did() -> None:
-    function = nn.Module._call_impl
-    code, called = function.__code__, nn.Module.__call__
-    layer = Layer()
-    described = inspect.signature(function), repr(function), inspect.getsourcelines(function), hash(function)
-    hmp.convert(within=layer)
-    layer(X)
-    assert nn.Module._call_impl is function
-    assert nn.Module.__call__ is called
-    assert described == (
-        *(inspect.signature(function), repr(function), inspect.getsourcelines(function), hash(function)),
-    )
-    assert "habana" not in repr(vars(layer))
-    hmp.restore()
-    assert function.__code__ is code
 
 
 # ---- calls that the interpreter may run past the function's slot -----------------------------------------------------
@@ -433,8 +386,8 @@ def call_bound(module: nn.Module, x: torch.Tensor) -> Any:
 DIRECT = [lambda module, x: module._call_impl(x), call_directly, call_function, call_bound]
 
 
-@pytest.mark.parametrize("ran_before", [False, True], ids=["new", "ran before"])
-@pytest.mark.parametrize("call", DIRECT, ids=["method", "with a tuple", "function", "bound method"])
+@each("ran_before", [False, True])
+@each("call", DIRECT)
 def test_a_direct_call_of_call_impl_is_the_call_of_a_module(
     call: Callable[[nn.Module, torch.Tensor], torch.Tensor], ran_before: bool
 ) -> None:
@@ -451,37 +404,6 @@ def test_a_direct_call_of_call_impl_is_the_call_of_a_module(
         assert (X @ X.t()).dtype is FP32
         hmp.restore()
         assert call(layer, X).dtype is FP32
-
-
-def test_a_direct_call_that_raises_leaves_the_place_where_lists_speak() -> None:
-    hmp.convert(within="modules")
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        nn.Linear(3, 3)._call_impl(X)
-    assert (X @ X.t()).dtype is FP32
-
-
-def test_a_report_of_modules_has_direct_calls() -> None:
-    hmp.convert(report="modules")
-    layer = nn.Linear(8, 4)
-    layer._call_impl(X)
-    layer(X)
-    rows = [row for row in hmp.report(show=False).rows if row.operation == "linear"]
-    assert sum(row.calls for row in rows if row.module and row.module.startswith("Linear")) == 2
-
-
-def test_code_that_is_compiled_reads_what_a_direct_call_does() -> None:
-    layer = nn.Linear(8, 4)
-    layer.register_forward_hook(lambda module, args, result: result + 0)
-    for options in ({"within": "modules"}, {"report": "modules"}):
-        hmp.convert(**options)
-
-        @torch.compile(backend="eager", fullgraph=True)
-        def compiled(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = layer(x)
-            return result
-
-        assert compiled(X).dtype is layer(X).dtype is BF16
-        hmp.restore()
 
 
 # ---- with the rest of torch ------------------------------------------------------------------------------------------
@@ -534,21 +456,6 @@ class TestCompiled:
         compiled = torch.compile(lambda x: [module(x), x @ x.t()], backend=backend)
         assert dtypes(compiled(X)) == [BF16, FP32]
 
-    def test_a_whole_model_casts_in_all_of_it(self, backend: str) -> None:
-        hmp.convert(within="modules")
-        layer = Layer()
-        compiled = torch.compile(layer, backend=backend, fullgraph=True)
-        torch.testing.assert_close(compiled(X), layer(X), rtol=3e-2, atol=1e-2)
-        assert dtypes(step(compiled, X)) == STEP
-        layer.compile(backend=backend)
-        assert layer(X).dtype is BF16
-
-    def test_a_function_is_compiled_for_each_side(self, backend: str) -> None:
-        hmp.convert(within="modules")
-        product = torch.compile(lambda x: x @ x.t(), backend=backend)
-        inside = Calls(product)
-        assert dtypes([inside(X), product(X), inside(X), product(X)]) == [BF16, FP32, BF16, FP32]
-
     def test_a_graph_break_within_a_module_stays_within_it(self, backend: str) -> None:
         hmp.convert(within="modules")
 
@@ -570,21 +477,6 @@ class TestCompiled:
         assert early(X).dtype is BF16
         assert torch.compile(other, backend=backend)(X).dtype is FP32
 
-    def test_gradients_are_those_of_eager_code(self, backend: str) -> None:
-        hmp.convert(within="modules")
-        layer, labels = Layer(), torch.tensor([0, 1, 2, 3])
-
-        def loss(x: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(layer(x), labels)
-
-        loss(X).backward()
-        expected = [one.grad.clone() for one in layer.parameters()]
-        layer.zero_grad()
-        torch.compile(loss, backend=backend, fullgraph=True)(X).backward()
-        for one, other in zip(layer.parameters(), expected, strict=True):
-            assert one.grad.dtype is FP32
-            torch.testing.assert_close(one.grad, other, rtol=3e-2, atol=1e-2)
-
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "plain"])
 def test_an_exported_module_is_lowered_as_it_is_called(strict: bool) -> None:
@@ -595,15 +487,6 @@ def test_an_exported_module_is_lowered_as_it_is_called(strict: bool) -> None:
     exported = torch.export.export(layer, (X,), strict=strict).module()
     hmp.restore()
     assert_same(exported(X), expected)
-
-
-def test_a_traced_module_is_lowered_as_it_is_called() -> None:
-    layer = Layer()
-    hmp.convert(within="modules")
-    expected = layer(X)
-    traced = torch.jit.trace(layer, (X,), check_trace=False)
-    hmp.restore()
-    assert_same(traced(X), expected)
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "plain"])
@@ -638,35 +521,3 @@ def test_functional_calls_and_transforms_are_within() -> None:
     gradient = grad(lambda given: functional_call(layer, given, (X,)).float().sum())(weights)
     layer(X).float().sum().backward()
     assert_same(gradient, {name: one.grad for name, one in layer.named_parameters()})
-
-
-def test_a_symbolic_trace_runs_within_modules() -> None:
-    hmp.convert(within="modules")
-    layer = Layer()
-    assert_same(torch.fx.symbolic_trace(layer)(X), layer(X))
-
-
-def test_training_equals_that_of_convert_where_only_modules_compute() -> None:
-    def train() -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        for _ in range(5):
-            loss = F.cross_entropy(model(X), torch.tensor([0, 1, 2, 3]))
-            optimizer.zero_grad()
-            loss.backward()
-            with hmp.disable_casts():
-                optimizer.step()
-        return [loss.detach(), *[one.detach() for one in model.parameters()]]
-
-    hmp.convert()
-    expected = train()
-    hmp.convert(within="modules")
-    assert_same(train(), expected)
-
-
-def test_a_model_in_lower_precision_is_left_to_torch() -> None:
-    layer = cast(Layer(), BF16)
-    plain = layer(X.bfloat16())
-    hmp.convert(within="modules")
-    assert_same(layer(X.bfloat16()), plain)

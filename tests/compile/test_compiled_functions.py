@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from helpers import processor
 from helpers.comparing import assert_close, assert_same
 from helpers.compiled_functions import B3, FUNCTIONS, IMAGE, LABELS, Convolutions, M, N
 from helpers.compiling import enable_compiled_autograd
-from helpers.interrupts import interrupted
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -27,20 +25,6 @@ X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
-
-
-def test_compiled_code_that_is_interrupted_leaves_the_lists_as_they_were() -> None:
-    hmp.convert()
-    compiled = torch.compile(lambda x: torch.mm(x, x).relu(), backend="aot_eager")
-    compiled(M)
-
-    def is_beside(frame: types.FrameType, event: str) -> bool:
-        """Where a function of the core has returned."""
-        return event == "c_return" and frame.f_code.co_name == "_run_compiled"
-
-    with interrupted(is_beside), pytest.raises(KeyboardInterrupt):
-        compiled(M)
-    assert torch.mm(M, M).dtype is BF16
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -208,11 +192,3 @@ def test_a_module_that_asks_for_dtypes_takes_a_lowered_input(name: str, way: str
         else:
             with pytest.raises(RuntimeError, match="primitive descriptor"):
                 compile_it(model, B3)(B3)
-
-
-@pytest.mark.parametrize("name", ["normalize", "softmin"])
-def test_a_python_function_of_torch_can_be_compiled_whole(converted: Converter, name: str) -> None:
-    function: Callable[..., torch.Tensor] = getattr(F, name)
-    converted(bf16=[name])
-    compiled = torch.compile(lambda x: function(x, dim=-1), backend="eager", fullgraph=True)
-    assert compiled(X).dtype is BF16

@@ -94,22 +94,6 @@ def test_a_wrapped_function_is_given_the_same_sequences_compiled_or_not(name: st
         assert "Pair" in str(expected)
 
 
-def test_a_wrapped_function_may_fill_a_list_of_its_callers() -> None:
-    def put(values: list[torch.Tensor], x: torch.Tensor) -> None:
-        values.append(x * 2)
-
-    def call(x: torch.Tensor) -> int:
-        empty: list[torch.Tensor] = []
-        lower = [x.bfloat16()]
-        wrapped(empty, x)
-        wrapped(lower, x)
-        return 10 * len(empty) + len(lower)
-
-    wrapped = hmp.op_wrap(put, to="bf16")
-    hmp.convert()
-    assert call(M) == torch.compile(call, backend="eager", fullgraph=True)(M) == 12
-
-
 @pytest.mark.parametrize("explicit", [{"dtype": FP16}, {"out": None}], ids=str)
 def test_a_wrapped_function_that_is_told_a_dtype_is_left_alone_compiled_or_not(explicit: dict[str, Any]) -> None:
     wrapped = hmp.op_wrap(lambda x, **_: x * 1, to="bf16")
@@ -146,9 +130,3 @@ def test_a_function_is_compiled_anew_where_it_is_wrapped(wrapped_first: bool) ->
     with hmp.autocast("cpu", preset="torch-cpu"):
         for is_wrapped in (wrapped_first, not wrapped_first, wrapped_first):
             assert called[is_wrapped](M.bfloat16()).dtype is BF16
-
-
-def test_a_wrapped_function_can_be_compiled() -> None:
-    wrapped = hmp.op_wrap(lambda x, y: x + y, to="bf16")
-    hmp.convert()
-    assert torch.compile(lambda x: wrapped(x, y=x), backend="eager")(X).dtype is BF16

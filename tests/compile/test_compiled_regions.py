@@ -13,7 +13,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
-from helpers.compiling import BACKENDS, skip_where_no_region_is_exported
+from helpers.compiling import BACKENDS
 from helpers.models import small_network
 from helpers.processes import run_script
 
@@ -153,17 +153,6 @@ def test_a_region_in_compiled_code_applies_inside_of_a_wrapped_function() -> Non
         assert [one.dtype for one in wrapped(X)] == [BF16, FP32]
 
 
-@pytest.mark.usefixtures("compiled_anew")
-def test_an_exception_in_compiled_code_leaves_the_region() -> None:
-    def fails(x: torch.Tensor) -> torch.Tensor:
-        with hmp.autocast("cpu"):
-            return torch.mm(x, x).reshape(3, 5)
-
-    with pytest.raises(Exception, match=r"shape|size"):
-        torch.compile(fails, backend="aot_eager")(X)
-    assert torch.mm(X, X).dtype is FP32
-
-
 @pytest.mark.usefixtures("compiled_anew", "one_thread")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("inside", [True, False], ids=["region inside", "region outside"])
@@ -184,24 +173,3 @@ def test_a_compiled_training_step_is_close_to_the_eager_one(backend: str, inside
     for one, other in zip(found, expected, strict=True):
         assert one.dtype is other.dtype
         torch.testing.assert_close(one, other, rtol=3e-2, atol=3e-3)
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_program_keeps_the_casts_of_its_regions(strict: bool) -> None:
-    skip_where_no_region_is_exported(strict)
-
-    class Exported(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            with hmp.autocast("cpu"):
-                first = torch.mm(x, x)
-                with hmp.disable_casts():
-                    second = torch.mm(x, x)
-                third = torch.mm(x, x)
-            return first, second, third, torch.mm(x, x)
-
-    expected = Exported()(X)
-    assert [one.dtype for one in expected] == [BF16, FP32, BF16, FP32]
-    program = torch.export.export(Exported(), (X,), strict=strict)
-    assert torch.mm(X, X).dtype is FP32
-    hmp.restore()
-    assert_same(program.module()(X), expected)

@@ -12,14 +12,11 @@ import torch
 import torch._dynamo.testing
 import torch._inductor.config
 import torch.nn.functional as F
-from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiled_functions import FUNCTIONS, M, N
 from helpers.compiling import BACKENDS
-from helpers.lists import Converter
-from helpers.models import small_classifier
 
 BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
@@ -141,16 +138,6 @@ def test_sizes_are_recompiled_as_often_as_in_plain_torch(how: str) -> None:
         assert_same(one, F.normalize(torch.softmax(x @ N, -1) + x[:1, :1]))
 
 
-def test_inputs_in_another_precision_are_recompiled_as_in_plain_torch() -> None:
-    hmp.convert()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(FUNCTIONS["mixed"], backend=counter)
-    for _ in range(2):
-        for x, y in ((M, N), (M.bfloat16(), N), (M.double(), N.double())):
-            assert_same(compiled(x, y), FUNCTIONS["mixed"](x, y))
-    assert counter.frame_count == 3
-
-
 def test_a_thread_of_another_state_runs_the_code_of_that_state() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -216,33 +203,6 @@ def test_a_graph_break_changes_nothing(function: Callable[..., Any], backend: st
     assert breaks(function, M, N) == plain
 
 
-def test_an_exception_inside_of_a_compiled_region_leaves_it() -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with hmp.disable_casts():
-            torch.mm(x, y)
-            torch._dynamo.graph_break()
-            raise KeyError("inside")
-
-    hmp.convert()
-    for _ in range(2):
-        with pytest.raises(KeyError):
-            torch.compile(function, backend="aot_eager")(M, N)
-        assert torch.mm(M, N).dtype is BF16
-
-
-def test_a_module_may_compile_itself_and_a_part_of_itself() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
-    hmp.convert()
-    expected = model(M)
-    model[1].compile(backend="aot_eager")
-    assert_same(model(M), expected)
-    model.compile(backend="aot_eager")
-    assert_same(model(M), expected)
-    hmp.restore()
-    assert model(M).dtype is FP32
-
-
 def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.relu(torch.mm(x, y)) + 1, -1)
 
@@ -279,17 +239,6 @@ def test_a_graph_compiled_before_convert_obeys_and_stops_obeying(backend: str) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_function_follows_a_new_configuration(converted: Converter, backend: str) -> None:
-    compiled = torch.compile(lambda x: (torch.exp(x), torch.sin(x)), backend=backend, fullgraph=True)
-    converted(bf16=["exp"])
-    assert [one.dtype for one in compiled(X)] == [BF16, FP32]
-    converted(bf16=["sin"])
-    assert [one.dtype for one in compiled(X)] == [FP32, BF16]
-    hmp.convert(dtype=torch.float16)
-    assert torch.compile(product_only, backend=backend)(X, Y).dtype is torch.float16
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_disable_casts_works_around_and_inside_of_a_compiled_function(backend: str) -> None:
     def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with hmp.disable_casts():
@@ -306,19 +255,6 @@ def test_disable_casts_works_around_and_inside_of_a_compiled_function(backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_disable_casts_without_parentheses_works_in_a_compiled_function(backend: str) -> None:
-    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with hmp.disable_casts:
-            first = torch.mm(x, y)
-        return first, torch.mm(x, y)
-
-    hmp.convert()
-    assert [one.dtype for one in torch.compile(inside, backend=backend)(X, Y)] == [FP32, BF16]
-    with hmp.disable_casts:
-        assert torch.compile(product_only, backend=backend)(X, Y).dtype is FP32
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_disabled_is_obeyed_in_a_compiled_function(backend: str) -> None:
     def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast("cpu", enabled=False):
@@ -331,19 +267,3 @@ def test_autocast_disabled_is_obeyed_in_a_compiled_function(backend: str) -> Non
     with torch.autocast("cpu", enabled=False):
         assert compiled(X, Y).dtype is FP32
     assert compiled(X, Y).dtype is BF16
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_model_trains_like_the_plain_one(backend: str) -> None:
-    plain, model = small_classifier(), small_classifier()
-    hmp.convert()
-    labels = torch.tensor([0, 1, 2, 0])
-    for module, call in ((plain, plain), (model, torch.compile(model, backend=backend))):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-        for _ in range(2):
-            optimizer.zero_grad()
-            F.nll_loss(call(X), labels).backward()
-            optimizer.step()
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        assert other.dtype is FP32
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)

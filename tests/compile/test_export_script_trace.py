@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -15,8 +13,6 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiled_functions import M, N
 from helpers.compiling import skip_where_no_region_is_exported
-from helpers.lists import Converter
-from helpers.models import small_classifier
 from helpers.processes import run_script
 
 BF16 = torch.bfloat16
@@ -88,15 +84,6 @@ def test_a_program_exported_without_casts_has_none(strict: bool) -> None:
     assert_same(program.module()(N), expected)
 
 
-def test_an_exported_program_is_saved_with_its_casts(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    hmp.convert()
-    expected = model(N)
-    torch.export.save(torch.export.export(model, (M,)), tmp_path / "program.pt2")
-    hmp.restore()
-    assert_same(torch.export.load(tmp_path / "program.pt2").module()(N), expected)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_script_is_not_covered_and_gives_the_same_before_and_after() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -140,70 +127,4 @@ def test_a_trace_keeps_the_state_it_was_made_in(disabled: bool) -> None:
     assert_same(traced(N), expected)
 
 
-def product_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, y)
-
-
 # ---- trace, script, export -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_trace_contains_the_casts(grad: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    hmp.convert()
-    with torch.set_grad_enabled(grad):
-        traced = torch.jit.trace(model, X)
-    expected = model(Y)
-    hmp.restore()
-    result = traced(Y)
-    assert result.dtype is BF16
-    assert torch.equal(result, expected)
-
-
-def test_a_trace_of_large_tensors_contains_the_casts() -> None:
-    model = nn.Linear(300, 300)
-    example = torch.randn(300, 300)
-    hmp.convert()
-    with torch.no_grad():
-        traced = torch.jit.trace(model, example)
-        other = torch.randn(300, 300)
-        expected = model(other)
-    hmp.restore()
-    assert torch.equal(traced(other), expected)
-
-
-def test_scripting_works_before_and_after_convert(converted: Converter) -> None:
-    before = torch.jit.script(small_classifier())
-    expected = before(X)
-    converted(bf16=["mm", "normalize", "softmin", "linear", "relu"])
-    after = torch.jit.script(small_classifier())
-    assert after(X).shape == before(X).shape == expected.shape
-    assert torch.jit.script(F.normalize)(X).shape == (4, 4)
-    hmp.restore()
-    torch.testing.assert_close(after(X), expected)
-
-
-def test_an_exported_program_contains_the_casts() -> None:
-    model = small_classifier()
-    hmp.convert()
-    program = torch.export.export(model, (X,))
-    expected = model(Y)
-    hmp.restore()
-    result = program.module()(Y)
-    assert torch.equal(result, expected)
-    assert any("bfloat16" in str(node.args) + str(node.kwargs) for node in program.graph.nodes)
-
-
-def test_a_symbolic_trace_is_not_disturbed() -> None:
-    hmp.convert()
-    graph = torch.fx.symbolic_trace(small_classifier())
-    assert torch.equal(graph(X), small_classifier()(X))
-
-
-def test_make_fx_records_the_casts() -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    hmp.convert()
-    graph = make_fx(product_only)(X, Y)
-    hmp.restore()
-    assert graph(X, Y).dtype is BF16

@@ -16,7 +16,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_close
-from helpers.compiled_functions import FUNCTIONS, IMAGE, LABELS, Convolutions, M, N
+from helpers.compiled_functions import FUNCTIONS, IMAGE, M, N
 from helpers.compiling import needs_compiler
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -130,23 +130,6 @@ def test_frozen_weights_are_cast_and_packed_once_as_under_autocast(rows: int) ->
     assert (operations, to_constants) == expected
     assert to_constants
     assert not [name for name in to_constants if "convert_element_type" in name]
-
-
-@needs_compiler
-def test_a_model_compiled_with_inductor_trains_close_to_the_plain_one() -> None:
-    def train(compiled: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = Convolutions()
-        call = torch.compile(model, fullgraph=True) if compiled else model
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(3):
-            optimizer.zero_grad()
-            F.cross_entropy(call(IMAGE), LABELS[:2]).backward()
-            optimizer.step()
-        return [one.detach() for one in model.state_dict().values()]
-
-    hmp.convert()
-    assert_close(train(True), train(False))
 
 
 @needs_compiler

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch.multiprocessing
 import torch.nn.functional as F
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
@@ -20,7 +18,6 @@ from helpers.comparing import assert_same
 from helpers.models import small_network
 from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import (
-    RATE,
     STEPS,
     adamw,
     assert_near,
@@ -110,14 +107,6 @@ def test_ddp_agrees_with_one_process_on_the_whole_batch() -> None:
     )
 
 
-@on_two_ranks
-def test_ddp_wrapped_before_convert_trains_the_same() -> None:
-    model = DistributedDataParallel(network())
-    hmp.convert()
-    train(model)
-    assert_same(weights(model), train_by_hand())
-
-
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["plain", "bucket_view"])
 @on_two_ranks
 def test_ddp_accumulates_gradients_without_sync(options: dict[str, Any]) -> None:
@@ -188,39 +177,3 @@ def test_a_hook_that_compresses_gradients_rounds_them_and_nothing_else(name: str
     with hmp.disable_casts():
         expected = [(a.to(dtype) / 2 + b.to(dtype) / 2).float() for a, b in zip(first, second, strict=True)]
     assert_same([one.grad for one in model.parameters()], expected)
-
-
-@on_two_ranks
-def test_power_sgd_sends_what_it_sends_without_casts() -> None:
-    hmp.convert()
-    alone = network()
-    backward(alone, batch(dist.get_rank()))
-    sent = []
-    for converted in (True, False):
-        hmp.convert() if converted else hmp.restore()
-        model = DistributedDataParallel(network())
-        state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=0.5)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        for _ in range(4):
-            model.zero_grad()
-            model(batch(0)[0])
-            with hmp.disable_casts():  # a loss with the gradients that `alone` has
-                both = zip(model.parameters(), alone.parameters(), strict=True)
-                sum((mine * its.grad).sum() for mine, its in both).backward()
-        assert state.compression_stats()[0] > 1
-        sent.append([one.grad for one in model.parameters()])
-    assert_same(*sent)
-
-
-@pytest.mark.parametrize("casts_off", [True, False], ids=["disable_casts", "bare"])
-@on_two_ranks
-def test_a_sharded_optimizer_steps_in_float32(casts_off: bool) -> None:
-    hmp.convert()
-    model = DistributedDataParallel(network())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE)
-    for number in range(STEPS):
-        backward(model, batch(dist.get_rank(), number))
-        with hmp.disable_casts() if casts_off else contextlib.nullcontext():
-            optimizer.step()
-        optimizer.zero_grad()
-    assert_same(weights(model), train_by_hand())

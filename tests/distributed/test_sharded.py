@@ -13,7 +13,6 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
@@ -159,15 +158,3 @@ def test_fully_sharded_training_with_views_in_the_list_is_the_same(convert_first
     convert_with_views(tmp_path)
     train(model)
     assert_same(weights(model), train_by_hand())
-
-
-@pytest.mark.parametrize("views", [False, True], ids=["default", "views"])
-@pytest.mark.parametrize("use_orig_params", [True, False], ids=["orig_params", "flat"])
-@on_two_ranks
-def test_fsdp1_training_is_the_same(use_orig_params: bool, views: bool, tmp_path: Path) -> None:
-    convert_with_views(tmp_path) if views else hmp.convert()
-    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
-    assert {one.dtype for one in model.parameters()} == {FP32}
-    train(model)
-    with FullyShardedDataParallel.summon_full_params(model):
-        assert_same(weights(model), train_by_hand())

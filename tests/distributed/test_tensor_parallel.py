@@ -99,19 +99,6 @@ def test_distributed_tensors_are_cast_as_plain_ones(size: int, grad: bool) -> No
     assert_near(sharded_rows, expected)
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@on_two_ranks
-def test_a_linear_split_by_rows_runs_in_bf16(bias: bool) -> None:
-    torch.manual_seed(0)
-    x, w, b = torch.randn(8, 16), torch.randn(32, 16), torch.randn(32)
-    hmp.convert()
-    expected = F.linear(x, w, b if bias else None)
-    split = [distribute_tensor(one, mesh(), [Shard(1)]) for one in (x, w)]
-    result = F.linear(*split, distribute_tensor(b, mesh(), [Replicate()]) if bias else None)
-    assert result.dtype is BF16
-    assert_near([result.full_tensor()], [expected])
-
-
 @on_two_ranks
 def test_mixing_distributed_and_plain_tensors_is_torchs_error() -> None:
     plain = torch.ones(4, 4)

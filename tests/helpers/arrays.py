@@ -12,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import pytest
 import torch
 
 from habana_mp import _core, kernels
+from helpers.each import each
 
 Array = npt.NDArray[Any]
 PATHS = _core.kernels_paths()
@@ -30,9 +30,9 @@ FACES: dict[str, Callable[..., Array]] = {
     "float16": kernels.to_float16,
     "bfloat16": kernels.to_bfloat16,
 }
-every_path = pytest.mark.parametrize("path", PATHS)
-every_cast = pytest.mark.parametrize(("source", "target"), CASTS, ids=["-to-".join(pair) for pair in CASTS])
-streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["cached", "streamed"])
+every_path = each("path", PATHS)
+every_cast = each("source, target", CASTS)
+streamed_or_not = each("stream", [False, True])
 
 
 def torch_bits(bits: Array, source: str, target: str) -> Array:

@@ -142,10 +142,10 @@ def _copied(value: Any) -> Any:
 
 def calls_of_samples(samples: int = 3) -> Iterator[Call]:
     """Yields the calls that torch makes for the samples of its own database of operations."""
-    from helpers.operation_database import op_db
+    from helpers.operation_database import entries
 
     recorder = _Recorder()
-    for one in op_db:
+    for one in entries():
         try:
             for sample in itertools.islice(one.sample_inputs("cpu", torch.float32, requires_grad=False), samples):
                 with warnings.catch_warnings(), torch.no_grad(), recorder:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.testing._internal import common_utils
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo import core
 
 from habana_mp import ops
 from habana_mp.policy.rules import ruling_without_list
@@ -18,12 +16,6 @@ from habana_mp.policy.rules import ruling_without_list
 BF16, FP32 = torch.bfloat16, torch.float32
 #: The number of samples that are used from each entry. Some entries have hundreds.
 SAMPLES = 40
-
-
-# For messages that are not used here, torch looks through all frames and their source files each time it makes samples.
-# That takes most of a test's time.
-for module in (common_utils, core):
-    vars(module)["extract_test_fn"] = lambda: None
 
 
 def name_of(op: Any) -> str:
@@ -89,10 +81,24 @@ def several_inputs(op: Any) -> bool:
     return supports(op, FP32, BF16) and any(len(call.tensors()) > 1 for call in calls_of(op, SAMPLES))
 
 
-# jiterator's operations run on a GPU only.
-ON_CPU = [op for op in op_db if not op.name.startswith("jiterator")]
-SEVERAL_INPUTS = [op for op in ON_CPU if several_inputs(op)]
-FLOATING = [op for op in ON_CPU if supports(op, FP32)]
+@cache
+def entries() -> list[Any]:
+    """Returns the entries with a kernel for float32 on a CPU. The first call takes seconds, so no module does it."""
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo import core
+
+    # For messages that are not used here, torch looks through all frames and their source files each time it makes
+    # samples. That takes most of a test's time.
+    for module in (common_utils, core):
+        vars(module)["extract_test_fn"] = lambda: None
+    # jiterator's operations run on a GPU only.
+    return [op for op in op_db if not op.name.startswith("jiterator") and supports(op, FP32)]
+
+
+@cache
+def entries_of_several_inputs() -> list[Any]:
+    return [op for op in entries() if several_inputs(op)]
 
 
 def operation_of(op: Any) -> str | None:

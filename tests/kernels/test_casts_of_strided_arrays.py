@@ -7,7 +7,6 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from helpers.arrays import (
     streamed_or_not,
     torch_bits,
 )
+from helpers.each import each
 
 pytestmark = pytest.mark.processor
 
@@ -63,7 +63,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Array], Array], Callable[[Ar
 
 @every_path
 @every_cast
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each("layout", LAYOUTS, parts=7)
 def test_arrays_of_any_strides_become_what_torch_makes_of_them(
     path: str, source: str, target: str, layout: str
 ) -> None:
@@ -74,8 +74,8 @@ def test_arrays_of_any_strides_become_what_torch_makes_of_them(
     assert_strided_cast(array, out_view(memory), source, target, path, threads=3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each("dtype", DTYPES)
+@each("layout", LAYOUTS)
 def test_a_strided_copy_keeps_every_bit(dtype: str, layout: str) -> None:
     shape, view, out_view = LAYOUTS[layout]
     array, out = view(random_bits(shape, dtype)), out_view(np.zeros(shape, BITS[dtype]))
@@ -107,15 +107,8 @@ def test_random_views_are_cast_and_nothing_beside_them_is_touched(data: st.DataO
     assert_same_bits(out_memory.ravel(), expected.ravel(), target)
 
 
-def test_large_transposed_arrays_are_cast_on_threads() -> None:
-    array = np.random.default_rng(10).standard_normal((3000, 2000), dtype=np.float32)
-    expected = torch.from_numpy(array).to(torch.bfloat16).T.contiguous().view(torch.int16).numpy()
-    for threads in (1, 2, 3):
-        assert np.array_equal(kernels.to_bfloat16(array.T, threads=threads).view(np.int16), expected)
-
-
 @every_path
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@each("threads", [1, 2, 5])
 @streamed_or_not
 def test_many_arrays_at_once_become_what_each_would_alone(path: str, threads: int, stream: bool) -> None:
     random = np.random.default_rng(11)
@@ -134,14 +127,6 @@ def test_many_arrays_at_once_become_what_each_would_alone(path: str, threads: in
     _core.kernels_cast_many_with(sources, outs, threads, path, stream)
     for out, (bits, target) in zip(outs, expected, strict=True):
         assert_same_bits(np.ascontiguousarray(out).view(BITS[target]).ravel(), bits.ravel(), target)
-
-
-def test_cast_many_takes_lists_and_tuples_and_none_at_all() -> None:
-    arrays = [np.full((3, size), size, np.float32) for size in range(1, 200)]
-    outs = [np.empty((3, size), np.float16) for size in range(1, 200)]
-    kernels.cast_many(arrays, tuple(outs), threads=2)
-    assert all((out == size).all() for size, out in enumerate(outs, 1))
-    kernels.cast_many([], [])
 
 
 def test_cast_many_casts_a_large_model_on_threads() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from habana_mp import _core, kernels
+from helpers.each import each
 
 pytestmark = [
     pytest.mark.processor,
@@ -134,8 +135,8 @@ def test_any_shape_gives_the_bits_of_a_plain_loop(
 
 
 @in_each_order
-@pytest.mark.parametrize("rows", [1, 2, 6, 7, 65, 66, 67, 133, 200])
-@pytest.mark.parametrize("outer", [64, 100, 192])
+@each("rows", [1, 2, 6, 7, 65, 66, 67, 133, 200], parts=2)
+@each("outer", [64, 100, 192])
 def test_many_rows_give_what_each_would_alone(order: str, rows: int, outer: int) -> None:
     rng = np.random.default_rng(rows)
     x, weight, bias = noise(rng, rows, 160), noise(rng, outer, 160), noise(rng, outer)
@@ -146,8 +147,8 @@ def test_many_rows_give_what_each_would_alone(order: str, rows: int, outer: int)
 
 
 @in_each_order
-@pytest.mark.parametrize("threads", [2, 3, 5])
-@pytest.mark.parametrize(("rows", "outer", "inner"), [(1, 1000, 1200), (97, 130, 512), (300, 64, 256), (5, 700, 514)])
+@each("threads", [2, 3, 5])
+@each("rows, outer, inner", [(1, 1000, 1200), (97, 130, 512), (300, 64, 256), (5, 700, 514)])
 def test_the_number_of_threads_changes_nothing(order: str, threads: int, rows: int, outer: int, inner: int) -> None:
     rng = np.random.default_rng(threads)
     x, weight = noise(rng, rows, inner), noise(rng, outer, inner)
@@ -175,8 +176,8 @@ def test_denormals_count_as_zero_as_the_processor_has_it_but_not_in_torchs_loop(
     assert (multiplied(x, weight, None, order, 4) == (0x0040 if order == "dots" else 0)).all()
 
 
-@pytest.mark.parametrize("outer", [1, 16, 63, 64, 65, 200])
-@pytest.mark.parametrize("threads", [1, 3])
+@each("outer", [1, 16, 63, 64, 65, 200])
+@each("threads", [1, 3])
 def test_an_arranged_weight_holds_each_value_once(outer: int, threads: int) -> None:
     inner = 258
     weight = np.arange(outer * inner, dtype=np.uint32).astype(np.uint16).reshape(outer, inner)

@@ -24,6 +24,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("quiet_libraries")]
 torch.manual_seed(0)
@@ -48,8 +49,8 @@ def best(make: Callable[[SingleTaskGP], Any]) -> tuple[torch.Tensor, torch.Tenso
     return optimize_acqf(make(model), bounds=BOUNDS, q=1, num_restarts=3, raw_samples=32)
 
 
-@pytest.mark.parametrize("within", [None, "modules"])
-@pytest.mark.parametrize(
+@each("within", [None, "modules"])
+@each(
     "make",
     [
         lambda model: LogExpectedImprovement(model, best_f=Y.max()),
@@ -57,7 +58,6 @@ def best(make: Callable[[SingleTaskGP], Any]) -> tuple[torch.Tensor, torch.Tenso
         lambda model: UpperConfidenceBound(model, beta=0.1),
         Own,
     ],
-    ids=["LogExpectedImprovement", "qLogExpectedImprovement", "UpperConfidenceBound", "one of one's own"],
 )
 def test_a_search_ends_where_plain_torchs_does(make: Callable[[SingleTaskGP], Any], within: Any) -> None:
     expected = best(make)

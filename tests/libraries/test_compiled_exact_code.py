@@ -16,6 +16,7 @@ from habana_mp import hmp
 from habana_mp.common import ledger
 from helpers.comparing import assert_same
 from helpers.compiling import BACKENDS
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.own_packages import own_package
 from helpers.processes import run_script
@@ -49,7 +50,7 @@ def dtypes(results: Any) -> list[torch.dtype]:
 
 
 @every_backend
-@pytest.mark.parametrize("by", ["package", "module", "function"])
+@each("by", ["package", "module", "function"])
 def test_its_own_code_is_not_lowered_and_what_it_calls_is(own: Import, backend: str, by: str) -> None:
     arithmetic = own("arithmetic")
     given: dict[str, Any] = {"package": "ownpack", "module": arithmetic, "function": arithmetic.all_of_them}
@@ -66,23 +67,6 @@ def test_its_own_code_is_not_lowered_and_what_it_calls_is(own: Import, backend: 
     assert_same(found[0], expected[0])
     assert_same(found[4], expected[4])
     assert dtypes(compiled(arithmetic.all_of_them, backend)(layer, FINE)) == dtypes(expected)[:5]
-
-
-@every_backend
-def test_gradients_go_through_it(own: Import, backend: str) -> None:
-    arithmetic = own("arithmetic")
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        y = arithmetic.product(x, x)
-        return (arithmetic.of_layer(torch.nn.functional.softplus, y) * (x @ x)).sum()
-
-    gradients = []
-    hmp.convert(exact=["ownpack"])
-    for function in (loss, compiled(loss, backend)):
-        x = FINE.clone().requires_grad_()
-        function(x).backward()
-        gradients.append(x.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)
 
 
 @every_backend
@@ -117,13 +101,6 @@ def test_generators_and_code_of_torch_that_computes_for_its_caller(own: Import) 
     assert compiled(arithmetic.through_torch)(FULL).dtype is FP32
 
 
-@pytest.mark.parametrize("by", ["package", "function"])
-def test_it_is_exact_after_a_graph_break_too(own: Import, by: str) -> None:
-    arithmetic = own("arithmetic")
-    hmp.convert(exact=["ownpack" if by == "package" else arithmetic.broken])
-    assert dtypes(compiled(arithmetic.broken, fullgraph=False)(FULL)) == [FP32, FP32, FP32]
-
-
 def test_only_what_a_list_would_lower_gets_a_region(own: Import) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
@@ -137,17 +114,6 @@ def test_only_what_a_list_would_lower_gets_a_region(own: Import) -> None:
     hmp.convert(preset="recommended", exact=[exact])
     torch.compile(exact, backend=backend)(FULL)
     assert not [one for one in graphs[0].graph.nodes if "autocast" in str(one.target)]
-
-
-def test_compiled_code_follows_another_convert() -> None:
-    function = compiled(product)
-    for exact, dtype in (([product], FP32), ([], BF16), ([product], FP32)):
-        hmp.convert(exact=exact)
-        assert function(FULL, FULL).dtype is dtype
-    hmp.restore()
-    assert function(FULL, HALF.float()).dtype is FP32
-    hmp.convert()
-    assert function(FULL, FULL).dtype is BF16
 
 
 def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
@@ -200,12 +166,6 @@ def test_an_exported_program_runs_it_exactly(strict: bool) -> None:
     hmp.convert(exact=[product])
     program = torch.export.export(Model(), (FULL,), strict=strict).module()
     assert dtypes(program(FULL)) == [FP32, BF16]
-
-
-def test_modules_need_not_be_watched() -> None:
-    with ledger.broken("cpython.function-slot"):
-        hmp.convert(exact=[product])
-        assert product(FULL, FULL).dtype is compiled(product)(FULL, FULL).dtype is FP32
 
 
 def test_nothing_is_compiled_if_dynamo_cannot_be_followed() -> None:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.own_packages import own_package
 from helpers.processes import run_script
@@ -373,8 +374,8 @@ def test_a_user_can_look_up_what_is_exact() -> None:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
+@each(
+    "given, words",
     [
         ("ownpack", r"`exact` must be a list, as \['ownpack'\].*got str: 'ownpack'"),
         (product, r"`exact` must be a list, as \[product\].*got function"),

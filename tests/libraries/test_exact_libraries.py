@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.each import each
 from helpers.processes import run_script
 
 ARITHMETIC = """
@@ -220,7 +221,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("package", WHOLE)
+@each("package", WHOLE)
 def test_what_such_a_library_calls_in_turn_is_float32_where_it_counts(tmp_path: Path, package: str) -> None:
     name, source, script = WHOLE[package]
     write_module(tmp_path, f"{package}.{name}", source)

@@ -14,6 +14,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WITHINS = [None, "modules"]
@@ -99,8 +100,8 @@ def sparse() -> list[torch.Tensor]:
     return trained(model, likelihood, gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(X)))
 
 
-@pytest.mark.parametrize("within", WITHINS)
-@pytest.mark.parametrize("kernel", [gpytorch.kernels.RBFKernel, gpytorch.kernels.MaternKernel, Own])
+@each("within", WITHINS)
+@each("kernel", [gpytorch.kernels.RBFKernel, gpytorch.kernels.MaternKernel, Own])
 def test_an_exact_process_is_that_of_plain_torch(kernel: type[gpytorch.kernels.Kernel], within: Any) -> None:
     expected = exact(kernel)
     hmp.convert(within=within)
@@ -112,14 +113,6 @@ def test_a_process_of_inducing_points_is_that_of_plain_torch(within: Any) -> Non
     expected = sparse()
     hmp.convert(within=within)
     assert_same(sparse(), expected, close=True)
-
-
-@pytest.mark.parametrize("kernel", [gpytorch.kernels.RBFKernel, Own])
-def test_a_variance_before_any_data_is_float32(kernel: type[gpytorch.kernels.Kernel]) -> None:
-    model = Exact(kernel()).train()
-    expected = model(X).variance
-    hmp.convert()
-    assert_same(model(X).variance, expected)
 
 
 @pytest.mark.parametrize("within", WITHINS)

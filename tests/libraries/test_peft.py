@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from peft import IA3Config, LoraConfig, OFTConfig, PromptEncoderConfig, get_peft_model, get_peft_model_state_dict
+from peft import IA3Config, LoraConfig, OFTConfig, get_peft_model
 from torch import nn
 
 from habana_mp import hmp
-from helpers.comparing import assert_same
+from helpers.each import each
 
 
-@pytest.mark.parametrize("preset", ["hmp-default", "torch-cpu"])
-@pytest.mark.parametrize(
+@each("preset", ["hmp-default", "torch-cpu"])
+@each(
     "config",
     [
         LoraConfig(target_modules=["0"], use_dora=True, init_lora_weights=False),
@@ -26,7 +25,6 @@ from helpers.comparing import assert_same
         OFTConfig(r=0, oft_block_size=8, target_modules=["0"], init_weights=False),
         IA3Config(target_modules=["0"], feedforward_modules=[], init_ia3_weights=False),
     ],
-    ids=["DoRA", "LoRA", "OFT", "IA3"],
 )
 def test_peft_merges_adapters_in_float32(config: Any, preset: str) -> None:
     def merged() -> list[torch.Tensor]:
@@ -57,22 +55,6 @@ def test_peft_combines_adapters_in_float32() -> None:
     hmp.convert()
     for one, other in zip(combined(), expected, strict=True):
         assert torch.equal(one, other)
-
-
-def test_peft_saves_prompts_in_float32() -> None:
-    def saved() -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        base = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64))
-        config = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=16)
-        found: dict[str, torch.Tensor] = get_peft_model_state_dict(get_peft_model(base, config))
-        return found
-
-    expected = saved()
-    hmp.convert()
-    found = saved()
-    assert found.keys() == expected.keys() == {"prompt_embeddings"}
-    for name, value in expected.items():
-        assert_same(found[name], value)
 
 
 @pytest.mark.parametrize("initialised", [True, "pissa", "olora", "orthogonal"])

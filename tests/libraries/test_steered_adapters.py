@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.steered import LOWERED, STEERED, inputs, network, options_for, precisions
 
 peft = pytest.importorskip("peft")
 
 
-@pytest.mark.parametrize("how", STEERED)
-@pytest.mark.parametrize("merged", [False, True])
+@each("how", STEERED)
+@each("merged", [False, True])
 def test_a_rule_holds_in_a_module_with_adapters(converted: Converter, how: str, merged: bool) -> None:
     model = network()
     options = options_for(how, model, "layers.1")

@@ -5,17 +5,15 @@ Needs torchmetrics.
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
-import pytest
 import torch
 import torchmetrics
 from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 
 BF16 = torch.bfloat16
 WITHINS = [None, "modules"]
@@ -67,8 +65,8 @@ def measured(metric: Any, given: torch.Tensor, wanted: torch.Tensor) -> list[tor
     return [batch, metric.compute()]
 
 
-@pytest.mark.parametrize("within", WITHINS)
-@pytest.mark.parametrize("name", METRICS)
+@each("within", WITHINS)
+@each("name", METRICS)
 def test_a_metric_is_that_of_plain_torch(name: str, within: Any) -> None:
     make, given, wanted = METRICS[name]
     expected = measured(make(), given, wanted)
@@ -76,16 +74,8 @@ def test_a_metric_is_that_of_plain_torch(name: str, within: Any) -> None:
     assert_same(measured(make(), given, wanted), expected)
 
 
-@pytest.mark.parametrize("name", ["R2Score", "PearsonCorrCoef", "AUROC", "MeanSquaredError"])
-def test_a_metric_made_before_convert_is_that_of_plain_torch(name: str) -> None:
-    make, given, wanted = METRICS[name]
-    expected, metric = measured(make(), given, wanted), make()
-    hmp.convert()
-    assert_same(measured(metric, given, wanted), expected)
-
-
-@pytest.mark.parametrize("within", WITHINS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("within", WITHINS)
+@each("name", FUNCTIONS)
 def test_a_metric_as_a_function_is_that_of_plain_torch(name: str, within: Any) -> None:
     function, given, wanted = FUNCTIONS[name]
     expected = function(given, wanted)
@@ -93,8 +83,8 @@ def test_a_metric_as_a_function_is_that_of_plain_torch(name: str, within: Any) -
     assert_same(function(given, wanted), expected)
 
 
-@pytest.mark.parametrize("within", WITHINS)
-@pytest.mark.parametrize("name", METRICS)
+@each("within", WITHINS)
+@each("name", METRICS)
 def test_what_a_model_computed_lower_is_measured_in_float32(name: str, within: Any) -> None:
     make, given, wanted = METRICS[name]
     model = nn.Linear(1, 1)
@@ -104,27 +94,3 @@ def test_what_a_model_computed_lower_is_measured_in_float32(name: str, within: A
     results = measured(make(), lowered.detach(), wanted)
     hmp.restore()
     assert_same(results, measured(make(), lowered.detach().float(), wanted))
-
-
-def test_a_metric_within_a_model_is_that_of_plain_torch() -> None:
-    class Watched(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.metric = torchmetrics.R2Score()
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.metric(x, y)
-
-    expected = Watched()(PREDICTIONS, TARGETS)
-    hmp.convert(within="modules")
-    assert_same(Watched()(PREDICTIONS, TARGETS), expected)
-
-
-def test_a_metric_made_while_casts_were_on_is_copied_pickled_and_used_after_restore() -> None:
-    expected = measured(torchmetrics.R2Score(), PREDICTIONS, TARGETS)
-    hmp.convert()
-    metric = torchmetrics.R2Score()
-    for one in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
-        assert_same(measured(one, PREDICTIONS, TARGETS), expected)
-    hmp.restore()
-    assert_same(measured(metric, PREDICTIONS, TARGETS), expected)

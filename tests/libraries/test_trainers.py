@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.training import loader, network
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -191,8 +192,8 @@ def accelerate(accumulate: int = 1, clip: bool = False, casts_off: bool = True, 
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("casts_off", [True, False], ids=["disable_casts", "bare"])
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip": True}], ids=["plain", "accumulating", "clipping"])
+@each("casts_off", [True, False])
+@each("options", [{}, {"accumulate": 2}, {"clip": True}])
 def test_accelerate_trains_as_the_loop_by_hand(options: dict[str, Any], casts_off: bool) -> None:
     hmp.convert()
     model = accelerate(**options, casts_off=casts_off)

@@ -12,6 +12,7 @@ import torch
 from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
 
 from habana_mp import hmp
+from helpers.each import each
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -80,12 +81,11 @@ def cases(source: Any, lower: torch.dtype) -> Iterator[Case]:
             yield Case(name, operation, given, keywords, modules, runs_in, more[-1] if runs_in is None else runs_in)
 
 
-ALL = [
-    pytest.param(preset, lower, case, id=f"{preset}-{str(lower)[6:]}-{number}-{case}")
-    for preset, source in (("torch-cpu", AutocastCPUTestLists), ("torch-cuda", AutocastTestLists))
-    for lower in (BF16, FP16)
-    for number, case in enumerate(cases(source, lower))
-]
+def all_cases() -> Iterator[tuple[str, torch.dtype, Case]]:
+    for preset, source in (("torch-cpu", AutocastCPUTestLists), ("torch-cuda", AutocastTestLists)):
+        for lower in (BF16, FP16):
+            for case in cases(source, lower):
+                yield preset, lower, case
 
 
 def dtypes(value: Any) -> set[torch.dtype]:
@@ -102,7 +102,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize(("preset", "lower", "case"), ALL)
+@each("preset, lower, case", all_cases, parts=2)
 def test_a_case_of_torchs_runs_in_the_precision_of_its_list(preset: str, lower: torch.dtype, case: Case) -> None:
     ways: list[Callable[[tuple[Any, ...]], Any]] = []
     for module in case.modules:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +12,7 @@ from habana_mp import ListError, hmp, ops
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.presets import Preset
 from habana_mp.policy.rules import Ruling, policy_from_lists
-from helpers.lists import Converter, write_list
+from helpers.lists import Converter
 
 MATRIX = torch.eye(3) + 1
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -60,21 +57,6 @@ def test_a_loss_is_lowered_by_all_of_its_parts_and_lowers_none(converted: Conver
     assert F.nll_loss(MATRIX, LABELS).dtype is FP32
 
 
-def test_a_part_in_float32_outweighs_another_in_the_lower_list(converted: Converter) -> None:
-    converted(bf16=["log_softmax"], fp32=["nll_loss"])
-    assert F.cross_entropy(MATRIX.bfloat16(), LABELS).dtype is FP32
-    assert torch.log_softmax(MATRIX, -1).dtype is BF16
-
-
-def test_a_loss_in_a_list_of_its_own_does_not_follow_its_parts(tmp_path: Path) -> None:
-    lower = write_list(tmp_path / "a.txt", ["cross_entropy"])
-    upper = write_list(tmp_path / "b.txt", ["log_softmax", "nll_loss"])
-    hmp.convert("O1", lower, upper)
-    assert F.cross_entropy(MATRIX, LABELS).dtype is BF16
-    hmp.convert("O1", upper, lower)
-    assert F.cross_entropy(MATRIX.bfloat16(), LABELS).dtype is FP32
-
-
 def test_a_norm_follows_the_name_that_torch_has_for_it_inside(converted: Converter) -> None:
     image = torch.rand(2, 4, 3, 3)
     converted(fp32=["native_layer_norm", "native_group_norm", "native_batch_norm"])
@@ -102,15 +84,6 @@ def test_the_lists_of_torch_autocast_do_not_mean_the_parts_of_a_loss() -> None:
     hmp.convert(preset="torch-cpu")
     assert F.cross_entropy(MATRIX.bfloat16(), LABELS).dtype is FP32
     assert torch.log_softmax(MATRIX.bfloat16(), -1).dtype is BF16
-
-
-def test_the_log_says_that_a_loss_follows_its_parts(converted: Converter, tmp_path: Path) -> None:
-    log = tmp_path / "casts.jsonl"
-    converted(fp32=["log_softmax"], log=log)
-    F.cross_entropy(MATRIX.bfloat16(), LABELS)
-    hmp.restore()
-    line = next(one for one in map(json.loads, log.read_text("utf-8").splitlines()) if one["kind"] == "operation")
-    assert (line["operation"], line["precision"], line["reason"]) == ("cross_entropy_loss", "fp32", "parts")
 
 
 _COMPOSED_NAMES = sorted(

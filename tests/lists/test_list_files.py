@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from habana_mp import ListError, hmp
 from habana_mp.policy.lists import DIRECTORY, LARGEST_FILE, parse_list, read_list
+from helpers.each import each
 from helpers.lists import write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
@@ -78,12 +79,6 @@ def test_a_missing_file_is_named_and_torch_is_untouched(tmp_path: Path, side: in
     assert_torch_is_restored()
 
 
-def test_a_directory_is_refused_by_name_and_torch_is_untouched(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
-        hmp.convert("O1", str(tmp_path))
-    assert_torch_is_restored()
-
-
 def test_a_file_that_cannot_be_opened_is_named_and_torch_is_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,14 +125,8 @@ def test_a_file_beyond_the_largest_size_is_refused(tmp_path: Path) -> None:
     assert_torch_is_restored()
 
 
-def test_a_file_of_exactly_the_largest_size_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "long.txt"
-    path.write_bytes(b"#" * (LARGEST_FILE - 3) + b"\nmm")
-    assert names_in(path) == [("mm", 2)]
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "got"),
+@each(
+    "text, line, got",
     [
         ("mm\nrelu softmax\n", 2, "relu softmax"),
         ("mm, relu\n", 1, "mm, relu"),
@@ -175,22 +164,6 @@ def test_all_problems_of_both_lists_are_told_at_once(tmp_path: Path) -> None:
     assert str(of_region.value) == str(caught.value)
 
 
-def test_two_names_that_share_several_operations_are_one_problem(tmp_path: Path) -> None:
-    lower = write_list(tmp_path / "a.txt", ["truediv", "interpolate"])
-    upper = write_list(tmp_path / "b.txt", ["upsample_nearest1d", "F.interpolate"])
-    with pytest.raises(ListError) as caught:
-        hmp.convert("O1", lower, upper)
-    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [f"{upper}:1", f"{upper}:2"]
-
-
-def test_a_very_long_line_is_shortened_in_the_error(tmp_path: Path) -> None:
-    path = tmp_path / "ops.txt"
-    path.write_text("mm " * 20_000)
-    with pytest.raises(ListError) as caught:
-        hmp.convert("O1", str(path))
-    assert len(str(caught.value)) < 300 + len(str(path))
-
-
 def test_files_may_be_deleted_right_after_convert(tmp_path: Path) -> None:
     lower, upper = write_list(tmp_path / "a.txt", ["mm"]), write_list(tmp_path / "b.txt", ["relu"])
     hmp.convert("O1", lower, upper)
@@ -209,12 +182,6 @@ def test_relative_paths_are_relative_to_the_working_directory(tmp_path: Path, mo
     assert torch.exp(MATRIX).dtype is torch.bfloat16
 
 
-def test_a_path_object_is_a_path(tmp_path: Path, empty: str) -> None:
-    write_list(tmp_path / "lower.txt", ["exp"])
-    hmp.convert("O1", tmp_path / "lower.txt", Path(empty))
-    assert torch.exp(MATRIX).dtype is torch.bfloat16
-
-
 @pytest.mark.parametrize("nothing", ["", None])
 def test_no_path_means_the_default_list_of_its_side(tmp_path: Path, nothing: str | None) -> None:
     hmp.convert("O1", nothing, nothing)
@@ -224,25 +191,6 @@ def test_no_path_means_the_default_list_of_its_side(tmp_path: Path, nothing: str
     assert torch.exp(MATRIX).dtype is torch.bfloat16
     assert torch.mm(MATRIX, MATRIX).dtype is torch.float32, "a file replaces the default list of its side"
     assert torch.softmax(MATRIX.bfloat16(), -1).dtype is torch.float32
-
-
-def test_the_files_are_read_once(tmp_path: Path, empty: str) -> None:
-    path = write_list(tmp_path / "a.txt", ["exp"])
-    hmp.convert("O1", path, empty)
-    write_list(tmp_path / "a.txt", ["mm"])
-    assert torch.exp(MATRIX).dtype is torch.bfloat16
-    assert torch.mm(MATRIX, MATRIX).dtype is torch.float32
-
-
-def test_an_unknown_name_far_down_is_found_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "ops.txt"
-    path.write_bytes(b"\xef\xbb\xbf# head\r\n\r\nmm\r\nsoftmacs  # typo\r\n")
-    with pytest.raises(ListError) as caught:
-        hmp.convert("O1", str(path))
-    assert str(caught.value).startswith(f"{path}:4: ")
-    assert "`softmacs`" in str(caught.value)
-    assert "did you mean `softmax`?" in str(caught.value)
-    assert_torch_is_restored()
 
 
 def test_every_shipped_text_list_can_be_read() -> None:

@@ -37,15 +37,6 @@ def test_names_of_presets_that_moved_or_are_in_one_only_are_told(capsys: pytest.
         assert before != after, line
 
 
-def test_the_other_way_round_it_is_the_other_way_round(capsys: pytest.CaptureFixture[str]) -> None:
-    _, there = told(capsys, "torch-cpu", "hmp-default")
-    _, back = told(capsys, "hmp-default", "torch-cpu")
-    assert [line for line in there if line.startswith("only")] != []
-    assert sorted(line for line in there if line.startswith("only")) == sorted(
-        line for line in back if line.startswith("only")
-    )
-
-
 def test_files_are_compared_however_names_are_spelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = write_list(tmp_path / "a.txt", ["mm", "cross_entropy", "softmax"])
     b = write_list(tmp_path / "b.txt", ["bmm", "cross_entropy_loss", "softmax", "mm"])

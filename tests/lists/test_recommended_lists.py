@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from habana_mp import hmp
 from habana_mp.patches.installation import installation
 from habana_mp.policy.rules import Policy
+from helpers.each import each
 from helpers.processes import RUN, python
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -30,7 +30,7 @@ LOWERED: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("call", LOWERED.values(), ids=LOWERED)
+@each("call", LOWERED.values())
 def test_products_are_lowered(call: Callable[[], torch.Tensor]) -> None:
     hmp.convert(preset="recommended")
     assert call().dtype is BF16
@@ -48,8 +48,8 @@ FOLLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("call", FOLLOWS.values(), ids=FOLLOWS)
+@each("dtype", [FP32, BF16])
+@each("call", FOLLOWS.values())
 def test_arithmetic_follows_its_inputs(call: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
     hmp.convert(preset="recommended")
     assert call(X.abs().to(dtype)).dtype is dtype
@@ -67,7 +67,7 @@ FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("call", FLOAT32.values(), ids=FLOAT32)
+@each("call", FLOAT32.values())
 def test_what_needs_float32_has_it(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
     hmp.convert(preset="recommended")
     assert call((X + 2).bfloat16()).dtype is FP32
@@ -100,7 +100,7 @@ class Calls(nn.Module):
         return self.function(*given)
 
 
-@pytest.mark.parametrize("call", PRODUCTS.values(), ids=PRODUCTS)
+@each("call", PRODUCTS.values())
 def test_products_of_three_terms_stay_as_they_are_in_modules(call: Callable[[int], torch.Tensor]) -> None:
     module = Calls(call)
     expected = module(3)
@@ -127,16 +127,6 @@ def test_a_list_of_ones_own_means_all_products(tmp_path: Path) -> None:
     path.write_text("linear\n", encoding="utf-8")
     hmp.convert("O1", str(path), preset="recommended")
     assert Calls(PRODUCTS["linear"])(3).dtype is BF16
-
-
-@pytest.mark.parametrize("report", ["operations", "lines"])
-def test_a_module_that_turns_points_is_exact(report: Any) -> None:
-    turn = torch.linalg.qr(matrices(3, 3) + torch.eye(3)).Q
-    points = 1000 * torch.rand(100, 3)
-    module = Calls(lambda x: x @ turn)
-    expected = module(points)
-    hmp.convert(preset="recommended", report=report)
-    assert torch.equal(module(points), expected)
 
 
 class Timesteps(nn.Module):
@@ -170,8 +160,8 @@ def test_the_recommended_lists_follow_no_tensors_of_modules() -> None:
     assert not installation.policy.lowers_arithmetic()
 
 
-@pytest.mark.parametrize(
-    ("options", "preset"),
+@each(
+    "options, preset",
     [
         ([], "recommended"),
         (["--within", "modules"], "recommended"),

@@ -15,6 +15,7 @@ from torch import nn
 from habana_mp import ListError, hmp, ops
 from habana_mp.policy.lists import DIRECTORY
 from habana_mp.policy.presets import shipped_names
+from helpers.each import each
 from helpers.lists import Converter, write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
@@ -77,14 +78,14 @@ MODULES = [
 CONTAINERS = ("Sequential", "ModuleList", "Transformer", "TransformerEncoderLayer", "TransformerDecoder", "Identity")
 
 
-@pytest.mark.parametrize(("written", "plain"), PLACES)
+@each("written, plain", PLACES)
 def test_a_name_with_its_place_in_torch_is_the_plain_one(written: str, plain: str) -> None:
     assert ops.resolve(plain) is not None
     assert ops.resolve(written) == ops.resolve(plain)
 
 
-@pytest.mark.parametrize("form", ["{}", "nn.{}", "torch.nn.{}"])
-@pytest.mark.parametrize(("module", "called"), MODULES)
+@each("form", ["{}", "nn.{}", "torch.nn.{}"])
+@each("module, called", MODULES)
 def test_a_module_stands_for_the_operation_that_it_calls(module: str, called: str, form: str) -> None:
     assert ops.resolve(called) is not None
     assert ops.resolve(form.format(module)) == ops.resolve(called)
@@ -104,8 +105,8 @@ def test_only_modules_that_call_others_or_views_stand_for_nothing() -> None:
     assert without <= known
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-@pytest.mark.parametrize("form", ["{}", "torch.nn.{}"])
+@each("name", CONTAINERS)
+@each("form", ["{}", "torch.nn.{}"])
 def test_a_module_without_an_operation_of_its_own_is_refused(tmp_path: Path, name: str, form: str) -> None:
     name = form.format(name)
     path = write_list(tmp_path / "a.txt", ["mm", name])

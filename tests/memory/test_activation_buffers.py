@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from habana_mp import _core, hmp, ops
 from helpers.accelerators import needs_accelerator
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.weights import all_bfloat16_tensors
 
@@ -47,7 +48,7 @@ def test_results_stay_right_when_memory_is_used_again(converted: Converter, mode
     assert _core.buffer_count() == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "lay",
     [
         lambda x: x,

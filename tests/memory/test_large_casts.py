@@ -19,6 +19,7 @@ from torch import nn
 from habana_mp import _core, hmp
 from helpers.accelerators import needs_accelerator
 from helpers.compiling import enable_compiled_autograd
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.processes import in_threads
 
@@ -86,8 +87,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("lay", LAYOUTS.values(), ids=LAYOUTS.keys())
-@pytest.mark.parametrize(("given", "to"), [("float32", "bf16"), ("bfloat16", "fp32"), ("float16", "fp32")])
+@each("lay", LAYOUTS.values())
+@each("given, to", [("float32", "bf16"), ("bfloat16", "fp32"), ("float16", "fp32")])
 def test_values_strides_and_gradients_are_those_of_a_cast_by_hand(
     blocks: Converter, lay: Callable[[torch.Tensor], torch.Tensor], given: str, to: str
 ) -> None:
@@ -129,7 +130,7 @@ def test_what_somebody_holds_is_not_written_over(uses: list[tuple[int, bool]]) -
             assert torch.equal(x.grad, by_hand.grad)
 
 
-@pytest.mark.parametrize(
+@each(
     "hold",
     [
         lambda cast: cast,
@@ -180,15 +181,6 @@ def test_a_gradient_of_a_gradient(blocks: Converter) -> None:
     assert torch.equal(second(torch.tanh), expected)
 
 
-def test_an_input_of_which_no_gradient_is_wanted(blocks: Converter) -> None:
-    blocks(bf16=["add"])
-    x, y = leaf(32, 32), values(32, 32, seed=1)
-    result = torch.add(x, y)
-    result.sum().backward()
-    assert torch.equal(result, x.detach().bfloat16() + y.bfloat16())
-    assert torch.equal(x.grad, torch.ones(32, 32))
-
-
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
@@ -236,41 +228,6 @@ def test_a_large_weight_that_is_used_twice_trains_as_by_hand(cache: bool) -> Non
     assert all(map(torch.equal, ours, expected))
 
 
-def test_a_gradient_that_is_kept_is_not_written_over() -> None:
-    with small_blocks():
-        model, words = Tied(), torch.arange(24).view(2, 12)
-        kept = []
-        for i in range(4):
-            model.zero_grad()
-            cross_entropy(model(words + i), words).backward()
-            gradient = model.table.weight.grad
-            assert gradient is not None
-            kept.append((gradient, gradient.clone()))
-        assert all(torch.equal(one, copy) for one, copy in kept)
-        assert len({one.data_ptr() for one, _ in kept}) == 4
-
-
-def test_gradients_that_add_up() -> None:
-    """Over micro-steps, and where a gradient stays from step to step."""
-    model, other, words = Tied(), Tied(), torch.arange(24).view(2, 12)
-    for i in range(3):
-        scores = F.linear(other.table(words + i).bfloat16(), other.table.weight.bfloat16())
-        cross_entropy(scores.float(), words).backward()
-    with small_blocks():
-        for i in range(3):
-            cross_entropy(model(words + i), words).backward()
-    assert torch.equal(model.table.weight.grad, other.table.weight.grad)
-
-
-def test_hooks_see_a_weights_own_gradient() -> None:
-    seen = []
-    with small_blocks():
-        weight = nn.Parameter(values(1 << 11, 1 << 11))
-        weight.register_hook(lambda gradient: seen.append((gradient.dtype, gradient.shape)))
-        F.linear(values(3, 1 << 11), weight).sum().backward()
-    assert seen == [(torch.float32, weight.shape)]
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error: type[BaseException]) -> None:
     def fails(weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
@@ -306,19 +263,6 @@ def test_compiled_autograd_reads_both_casts() -> None:
 # ---- what waits ------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_waits_than_may(blocks: Converter) -> None:
-    blocks(bf16=["relu"])
-    held = [torch.relu(leaf(64, 512 + i)) for i in range(40)]
-    del held
-    assert LIMIT / 2 < _core.block_bytes_waiting() <= LIMIT
-
-
-def test_what_is_larger_than_all_that_may_wait_goes(blocks: Converter) -> None:
-    blocks(bf16=["relu"])
-    torch.relu(leaf(1024, 1024))
-    assert _core.block_bytes_waiting() == 0
-
-
 def test_restore_gives_back_and_leaves_what_is_in_use(blocks: Converter) -> None:
     blocks(bf16=["relu", "tanh"])
     x = leaf(32, 32)
@@ -333,16 +277,7 @@ def test_restore_gives_back_and_leaves_what_is_in_use(blocks: Converter) -> None
     assert _core.block_bytes_waiting() == 0
 
 
-def test_switched_off(blocks: Converter) -> None:
-    blocks(bf16=["relu"])
-    hmp.convert(reuse_memory=False)
-    node = F.linear(leaf(4, 8), values(1 << 13, 8)).grad_fn
-    assert "RecordedCast" not in str(node.next_functions)
-    assert _core.cast_in_block(values(1 << 12, 1 << 12), torch.bfloat16) is None
-    assert _core.block_bytes_waiting() == 0
-
-
-@pytest.mark.parametrize("what", ["subclass", "negative", "complex", "recorded", "small", "on no device", "traced"])
+@each("what", ["subclass", "negative", "complex", "recorded", "small", "on no device", "traced"])
 def test_what_gets_no_block(blocks: Converter, what: str) -> None:
     class Own(torch.Tensor):
         pass
@@ -384,17 +319,6 @@ def test_threads_have_blocks_of_their_own(blocks: Converter) -> None:
     assert not wrong
 
 
-def test_a_forked_child_casts_too(blocks: Converter) -> None:
-    blocks(bf16=["relu"])
-    x = leaf(32, 32)
-    torch.relu(x)
-    child = os.fork()
-    if child == 0:
-        right = torch.equal(torch.relu(x), torch.relu(x.detach().bfloat16()))
-        os._exit(0 if right and _core.block_bytes_waiting() > 0 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 # ---- the C library's heap --------------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -428,8 +352,8 @@ print(kept > 60, kept)
 """
 
 
-@pytest.mark.parametrize(
-    ("first", "environment", "kept"),
+@each(
+    "first, environment, kept",
     [
         ("hmp.convert()", {}, True),
         ("hmp.convert(reuse_memory=False)", {}, False),

@@ -16,7 +16,6 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from habana_mp.patches.torch import module_paths
-from helpers.lists import Converter
 
 X = torch.ones(2, 2)
 
@@ -100,30 +99,6 @@ def test_many_models_at_once_are_named_in_time_that_grows_with_them_alone() -> N
     assert names == ["Many", *(f"Many#{n}" for n in range(2, len(models) + 1))]
 
 
-def test_a_number_that_a_dropped_model_had_is_given_again_and_no_living_one_shares_it() -> None:
-    names = module_paths._Roots()
-    models = [nn.Linear(1, 1) for _ in range(4)]
-    assert [names.name_of(model, "M") for model in models] == ["M", "M#2", "M#3", "M#4"]
-    del models[1]
-    gc.collect()
-    assert names.name_of(nn.Linear(1, 1), "M#3") == "M#3#2"
-    assert [names.name_of(model, "M") for model in [*models, nn.Linear(1, 1)]] == ["M", "M#3", "M#4", "M#2"]
-    del models
-    gc.collect()
-    assert vars(names) == vars(module_paths._Roots())
-
-
-def test_threads_that_constructed_a_module_leave_nothing(converted: Converter) -> None:
-    converted(bf16=["matmul"])
-
-    def work(_: int) -> None:
-        thread = threading.Thread(target=lambda: nn.Linear(2, 2))
-        thread.start()
-        thread.join()
-
-    assert grown(work, 500, 50) < 200
-
-
 def test_threads_that_ran_a_module_leave_nothing() -> None:
     hmp.convert(report="lines")
     model = nn.Linear(2, 2)
@@ -147,15 +122,6 @@ def test_dropped_functions_of_op_wrap_leave_their_counts_alone() -> None:
     assert row.calls == 2500
     hmp.reset_report()
     assert _core.counts() == []
-
-
-def test_functions_of_op_wrap_that_were_never_called_leave_nothing() -> None:
-    def work(number: int) -> None:
-        function = generated(number)
-        function.__name__ = f"f{number}"
-        hmp.op_wrap(function, to="bf16")
-
-    assert grown(work, 1000, 100) < 300
 
 
 def test_configurations_leave_nothing_that_grows_with_them() -> None:

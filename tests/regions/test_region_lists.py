@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import _core, hmp
+from helpers.each import each
 from helpers.lists import write_list
 from helpers.probes import dtype_of_product
 from helpers.processes import run_script
@@ -85,31 +86,8 @@ def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Pat
     ], done.stderr
 
 
-@pytest.mark.parametrize("restored", [True, False])
-def test_a_generator_that_is_left_open_ends_quietly_with_the_interpreter(restored: bool) -> None:
-    code = (
-        "import habana_mp as hmp\n"
-        "@hmp.autocast('cpu')\n"
-        "def forever():\n"
-        "    while True:\n"
-        "        yield 1\n"
-        "left_open = forever()\n"
-        "print(next(left_open))\n"
-    )
-    done = run_script(code + "hmp.restore()\n" * restored)
-    assert (done.stdout, done.stderr) == ("1\n", "")
-
-
-def test_the_same_lists_of_ever_new_files_are_one_region(tmp_path: Path) -> None:
-    numbers = set()
-    for i in range(3):
-        file = write_list(tmp_path / f"{i}.txt", ["linear", "matmul", "aten::mm"])
-        numbers.add(hmp.autocast("cpu", bf16_file_path=file)._number)
-    assert len(numbers) == 1
-
-
-@pytest.mark.parametrize("wrong", [[], 0, False], ids=str)
-@pytest.mark.parametrize("which", ["bf16_file_path", "fp32_file_path"])
+@each("wrong", [[], 0, False])
+@each("which", ["bf16_file_path", "fp32_file_path"])
 def test_an_empty_value_that_is_no_path_is_refused(wrong: Any, which: str) -> None:
     for function in (hmp.convert, functools.partial(hmp.autocast, "cpu")):
         with pytest.raises(ValueError, match=f"`{which}` must be the path of a list file; got {type(wrong).__name__}"):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from habana_mp import hmp
-from helpers.lists import write_list
-from helpers.processes import run_script
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -39,14 +35,6 @@ with torch.xpu.amp.autocast(dtype=torch.float16):
     y = model(x)
 """
 
-TORCHSCRIPT = """
-model = SimpleNet().to("xpu").eval()
-x = torch.rand(64, 64, 224, 224).to("xpu")
-with torch.xpu.amp.autocast(dtype=torch.float16):
-    model = torch.jit.trace(model, x)
-    model = torch.jit.freeze(model)
-    y = model(x)
-"""
 
 TRAINING = """
 model = SimpleNet().to("xpu")
@@ -84,14 +72,6 @@ def test_inference_runs_in_float16() -> None:
     assert torch.equal(found["y"], found["model"].half()(found["x"].half()))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_traced_and_frozen_model_runs_in_float16() -> None:
-    found = ran(SIMPLE_NET, TORCHSCRIPT)
-    assert found["y"].dtype is FP16
-    assert torch.equal(found["model"](found["x"]), found["y"])
-    assert torch.equal(found["y"], ran(SIMPLE_NET, IMPERATIVE)["y"])
-
-
 def test_training_runs_in_bfloat16_and_its_weights_are_torch_autocasts() -> None:
     seen: list[torch.dtype] = []
 
@@ -118,26 +98,6 @@ with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
    loss = loss_fn(output, target)
 """
 
-HPU_LISTS = """
-os.environ['LOWER_LIST'] = '/path/to/lower_list.txt'
-os.environ['FP32_LIST'] = '/path/to/fp32_list.txt'
-
-import torch
-import habana_frameworks.torch.core as htcore
-
-N, D_in, D_out = 64, 1024, 512
-x = torch.randn(N, D_in, device='hpu')
-y = torch.randn(N, D_out, device='hpu')
-
-model = torch.nn.Linear(D_in, D_out).to(torch.device('hpu'))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-for t in range(500):
-   with torch.autocast(device_type='hpu', dtype=torch.bfloat16, enabled=args.is_autocast):
-       y_pred = model(x)
-       loss = torch.nn.functional.mse_loss(y_pred, y)
-"""
-
 
 def test_the_block_on_the_hpu_page_runs_in_the_precisions_of_its_lists() -> None:
     code = HPU_BLOCK.replace('torch.autocast(device_type="hpu"', 'hmp.autocast(device_type="cpu", preset="hpu"')
@@ -145,15 +105,3 @@ def test_the_block_on_the_hpu_page_runs_in_the_precisions_of_its_lists() -> None
     model = torch.nn.Sequential(torch.nn.Linear(8, 2), torch.nn.LeakyReLU())
     found = ran(code, model=model, input=input, target=target, loss_fn=torch.nn.functional.cross_entropy)
     assert (found["output"].dtype, found["loss"].dtype) == (BF16, FP32)
-
-
-@pytest.mark.parametrize("is_autocast", [True, False])
-def test_the_lists_on_the_hpu_page_are_read_from_the_environment(tmp_path: Path, is_autocast: bool) -> None:
-    write_list(tmp_path / "lower_list.txt", ["mse_loss"])
-    write_list(tmp_path / "fp32_list.txt", ["linear"])
-    code = HPU_LISTS.replace("/path/to", str(tmp_path)).replace("'hpu'", "'cpu'").replace("range(500)", "range(2)")
-    code = code.replace("import habana_frameworks.torch.core as htcore", "from habana_mp import hmp")
-    code = code.replace("torch.autocast(", "hmp.autocast(preset='hpu', ")
-    code = f"import argparse, os\nargs = argparse.Namespace(is_autocast={is_autocast})\n{code}"
-    done = run_script(f"{code}\nprint(y_pred.dtype, loss.dtype)")
-    assert done.stdout.split() == ["torch.float32", "torch.bfloat16" if is_autocast else "torch.float32"], done.stderr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from habana_mp import _core, hmp
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import dtype_of_product
 
@@ -38,13 +38,6 @@ def test_converting_inside_a_region_leaves_the_region(converted: Converter) -> N
         converted(bf16=["exp"])
         assert (dtype_of_product(), torch.exp(X).dtype) == (BF16, FP32)
     assert (dtype_of_product(), torch.exp(X).dtype) == (FP32, BF16)
-
-
-def test_o0_and_a_region() -> None:
-    hmp.convert("O0")
-    assert dtype_of_product() is FP32
-    with hmp.autocast("cpu"):
-        assert dtype_of_product() is BF16
 
 
 def test_a_region_is_no_conversion() -> None:
@@ -83,8 +76,8 @@ _KINDS = {
 }
 
 
-@pytest.mark.parametrize("earlier", _KINDS)
-@pytest.mark.parametrize("later", _KINDS)
+@each("earlier", _KINDS)
+@each("later", _KINDS)
 def test_regions_that_are_left_in_another_order_end_when_they_are_left(
     earlier: str, later: str, converted: Converter
 ) -> None:
@@ -118,37 +111,3 @@ def test_a_region_of_torchs_that_another_thread_converts_again_in_ends_when_it_i
     is_converted.set()
     thread.join()
     assert found == [BF16]
-
-
-def test_outside_of_regions_torchs_modules_are_not_told_of_casts() -> None:
-    with hmp.autocast("cpu"):
-        pass
-    # What torch says of it depends on its release.
-    with pytest.raises((ValueError, RuntimeError), match=r"weight dtype|must have the type torch\.float32"):
-        torch.nn.LSTM(8, 8)(X.bfloat16()[None])
-    with hmp.autocast("cpu"):
-        torch.nn.LSTM(8, 8)(X.bfloat16()[None])
-
-
-def test_construction_and_optimizer_steps_stay_in_float32() -> None:
-    class Made(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.mm(X, X))
-
-    with hmp.autocast("cpu"):
-        model = Made()
-        (model.weight**2).sum().backward()
-        torch.optim.AdamW(model.parameters()).step()
-    assert model.weight.dtype is FP32
-    assert model.weight.grad is not None
-    assert model.weight.grad.dtype is FP32
-
-
-def test_a_region_takes_no_part_in_the_report_outside(counted: None) -> None:
-    with hmp.autocast("cpu"):
-        dtype_of_product()
-    dtype_of_product()
-    rows = {(row.operation, row.precision): row.calls for row in hmp.report(show=False).rows}
-    assert rows[("mm", "bf16")] == 1
-    assert ("mm", "fp32") not in rows

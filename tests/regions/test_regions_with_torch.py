@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
 from habana_mp.patches.torch import autocast_regions, stored_values
-from helpers import processor
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.models import small_network
 from helpers.probes import dtype_of_product
 from helpers.processes import run_script
@@ -74,65 +73,6 @@ def test_kept_casts_follow_their_weight_through_regions_of_both_precisions() -> 
                 layer.weight.data.mul_(2.0)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.processor
-@pytest.mark.parametrize("form", ["library", "panels"])
-def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype, form: Any) -> None:
-    torch.manual_seed(0)
-    layer, x = torch.nn.Linear(144, 160), torch.randn(2, 144)
-    processor.assume_packing(form)
-    try:
-        with torch.no_grad():
-            for _ in range(10):
-                with hmp.autocast("cpu", dtype):
-                    result = layer(x)
-                assert torch.equal(result, F.linear(x.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)))
-    finally:
-        processor.measure_packing()
-
-
-def test_transforms_of_torch_func_go_through_a_region() -> None:
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, X).float().square().sum()
-
-    def by_hand(x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x.bfloat16(), X.bfloat16()).float().square().sum()
-
-    batch = torch.stack([X, 2 * X])
-    expected = torch.func.grad(by_hand)(X), torch.func.vmap(torch.func.grad(by_hand))(batch)
-    with hmp.autocast("cpu"):
-        assert torch.equal(torch.func.grad(loss)(X), expected[0])
-        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(batch), expected[1])
-
-
-class Marked(torch.Tensor):
-    """A subclass that does nothing of its own."""
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        lambda x: x.as_subclass(Marked),
-        lambda x: torch.nn.Parameter(x),
-        lambda x: x[:, ::1].t(),
-    ],
-    ids=["subclass", "parameter", "view"],
-)
-def test_other_kinds_of_tensors_are_cast_as_by_hand(kind: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    other = kind(X)
-    with hmp.autocast("cpu"):
-        result = torch.mm(other, X)
-    assert result.dtype is BF16
-    assert torch.equal(result, torch.mm(other.bfloat16(), X.bfloat16()))
-
-
-def test_a_product_with_a_sparse_matrix_runs_in_float32_in_a_region() -> None:
-    with hmp.autocast("cpu"):
-        result = torch.mm(X.to_sparse(), X.bfloat16())
-    assert result.dtype is FP32
-    assert torch.equal(result, torch.mm(X.to_sparse(), X.bfloat16().float()))
-
-
 def test_fake_tensors_are_of_the_device_that_they_stand_for() -> None:
     with torch._subclasses.FakeTensorMode():
         on_cpu, elsewhere = torch.empty(8, 8), torch.empty(8, 8, device="xpu")
@@ -163,8 +103,8 @@ def test_the_log_tells_where_regions_begin_and_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("under", ["nothing", "convert", "another region"])
+@each("reentrant", [True, False])
+@each("under", ["nothing", "convert", "another region"])
 def test_a_checkpointed_block_is_computed_again_as_in_its_region(reentrant: bool, under: str) -> None:
     def step(call: Callable[..., Any]) -> list[torch.Tensor]:
         net = small_network()
@@ -201,26 +141,3 @@ def test_a_frozen_trace_of_a_region_runs_without_habana_mp(tmp_path: Path) -> No
     )
     done = run_script(code, cwd=tmp_path)
     assert done.stdout.split() == ["torch.bfloat16", "True"], done.stderr
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_threads_in_regions_of_their_own_do_not_disturb_each_other() -> None:
-    failures: list[Any] = []
-    regions = [hmp.autocast("cpu", BF16), hmp.autocast("cpu", FP16), hmp.autocast("cpu", enabled=False)]
-    start = threading.Barrier(6, timeout=30)
-
-    def work(number: int) -> None:
-        region, wanted = regions[number % 3], (BF16, FP16, FP32)[number % 3]
-        start.wait()
-        for _ in range(300):
-            with region:
-                inside = torch.mm(X, X).dtype
-            if inside is not wanted or torch.mm(X, X).dtype is not FP32:
-                failures.append((number, inside))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []

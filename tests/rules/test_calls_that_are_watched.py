@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from habana_mp import HmpWarning, _core, hmp
+from habana_mp import HmpWarning, hmp
+from helpers.each import each
 from helpers.probes import is_cast
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -50,10 +51,8 @@ def entered(set_: Callable[[], None]) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
-@pytest.mark.parametrize(
-    "form", [*FORMS.values(), *OLDER_FORMS.values()], ids=[*FORMS, *(f"older {o}" for o in OLDER_FORMS)]
-)
-@pytest.mark.parametrize("set_enabled", [SET_ENABLED, torch._C.set_autocast_enabled], ids=["torch", "torch._C"])
+@each("form", [*FORMS.values(), *OLDER_FORMS.values()])
+@each("set_enabled", [SET_ENABLED, torch._C.set_autocast_enabled])
 def test_every_call_that_switches_autocast_is_noticed(form: Callable[[Any, bool], None], set_enabled: Any) -> None:
     hmp.convert()
     for _ in range(2):
@@ -68,33 +67,7 @@ def test_every_call_that_switches_autocast_is_noticed(form: Callable[[Any, bool]
         assert is_cast()
 
 
-@pytest.mark.parametrize(
-    "form", [*FORMS.values(), *OLDER_FORMS.values()], ids=[*FORMS, *(f"older {o}" for o in OLDER_FORMS)]
-)
-def test_every_call_that_enables_autocast_is_warned_about(form: Callable[[Any, bool], None]) -> None:
-    hmp.convert()
-    with pytest.warns(HmpWarning, match="autocast acts after the lists"), entered(lambda: form(SET_ENABLED, True)):
-        pass
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_the_flag_of_disable_casts_is_set_by_every_call(form: Callable[[Any, bool], None]) -> None:
-    def of_our_flag(device: Any = None, enabled: Any = None, *, device_type: Any = None) -> None:
-        given = {"device_type": _core.disabled_flag, "enabled": enabled}
-        torch.set_autocast_enabled(**given) if device is None else torch.set_autocast_enabled(
-            _core.disabled_flag, enabled=enabled
-        )
-
-    hmp.convert()
-    try:
-        form(of_our_flag, True)
-        assert not is_cast()
-    finally:
-        form(of_our_flag, False)
-    assert is_cast()
-
-
-@pytest.mark.parametrize(
+@each(
     "call",
     [
         lambda: torch.set_autocast_enabled(),  # type: ignore[call-overload]
@@ -135,7 +108,7 @@ SUBCLASSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("make", SUBCLASSES.values(), ids=SUBCLASSES)
+@each("make", SUBCLASSES.values())
 def test_every_call_that_makes_a_parameter_of_a_lowered_result_is_noticed(
     make: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
@@ -158,7 +131,7 @@ EXPORTS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXPORTS)
+@each("name", EXPORTS)
 def test_a_weight_that_is_exported_by_any_call_is_not_stale_when_it_is_written_to(name: str) -> None:
     if not hasattr(torch._C, name.split()[0]):
         name = name.replace("_versioned", "")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from habana_mp import hmp, ops
+from helpers.each import each
 from helpers.lists import Converter
 
 pytestmark = pytest.mark.processor
@@ -57,8 +58,8 @@ def test_every_operation_of_the_table_is_tested() -> None:
     assert set(CALLS) == {name for name, row in ops.rows().items() if row.casts_inside}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", CALLS)
+@each("dtype", [torch.bfloat16, torch.float16])
+@each("name", CALLS)
 def test_results_and_gradients_are_those_of_casts_by_hand(converted: Converter, name: str, dtype: torch.dtype) -> None:
     call, shapes = CALLS[name]
     inputs = [leaf(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -73,7 +74,7 @@ def test_results_and_gradients_are_those_of_casts_by_hand(converted: Converter, 
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@each("name", CALLS)
 def test_forward_mode_is_that_of_casts_by_hand(converted: Converter, name: str) -> None:
     call, shapes = CALLS[name]
     inputs = [leaf(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -127,12 +128,3 @@ def test_a_float64_input_and_a_subclass_are_left_to_the_rules(converted: Convert
     assert torch.matmul(x.as_subclass(Mine), w).dtype is torch.bfloat16
     meta = torch.empty(3, 8, device="meta", requires_grad=True)
     assert torch.matmul(meta, torch.empty(8, 5, device="meta")).dtype is torch.bfloat16
-
-
-def test_the_report_counts_them(converted: Converter) -> None:
-    x, w = leaf(3, 8), leaf(8, 5)
-    converted(bf16=["matmul"])
-    hmp.reset_report()
-    torch.matmul(x, w)
-    (row,) = hmp.report(show=False).rows
-    assert (row.calls, row.casts, row.bytes) == (1, 2, 2 * (3 * 8 + 8 * 5))

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from habana_mp import HmpWarning
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import is_cast
 
@@ -107,11 +108,7 @@ class Tupled(nn.Module):
     __init__ = _plain
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [Made, Derived, Nested, Capturing, OldStyle, ByKeyword, Decorated, Tupled],
-    ids=lambda kind: kind.__name__,
-)
+@each("kind", [Made, Derived, Nested, Capturing, OldStyle, ByKeyword, Decorated, Tupled])
 def test_nothing_is_cast_while_a_module_is_constructed(converted: Converter, kind: type[nn.Module]) -> None:
     converted(bf16=["mm", "linear"])
     with warnings.catch_warnings():
@@ -120,20 +117,6 @@ def test_nothing_is_cast_while_a_module_is_constructed(converted: Converter, kin
     lowered = [name for name, value in module.state_dict().items() if value.dtype is not FP32]
     assert lowered == []
     assert is_cast()
-
-
-def test_a_method_called_by_init_casts_nothing(converted: Converter) -> None:
-    class Resetting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.reset()
-
-        def reset(self) -> None:
-            self.weight = nn.Parameter(torch.mm(M, N))
-
-    converted(bf16=["mm"])
-    module = Resetting()
-    assert module.weight.dtype is FP32
 
 
 def test_casts_are_back_after_a_construction_that_raised(converted: Converter) -> None:
@@ -184,19 +167,6 @@ def test_construction_in_one_thread_does_not_stop_the_casts_of_another(converted
     done.set()
     thread.join()
     assert seen == [False]
-
-
-def test_a_module_whose_construction_is_suspended_does_not_stop_the_casts_outside(converted: Converter) -> None:
-    def parts() -> Iterator[bool]:
-        class Part(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-
-        Part()
-        yield is_cast()
-
-    converted(bf16=["mm"])
-    assert list(parts()) == [True]
 
 
 def test_a_decorator_of_constructors_and_other_methods_does_not_make_these_constructors(converted: Converter) -> None:

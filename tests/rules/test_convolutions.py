@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from habana_mp import hmp
+from helpers.each import each
 
 pytestmark = pytest.mark.processor
 
@@ -116,7 +117,7 @@ def gradients(
     return (y, *torch.autograd.grad(y, (x, weight), torch.ones_like(y)))
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_a_gradient_that_would_be_wrong_is_computed_in_float32(name: str) -> None:
     call, sizes, kernel, options = WRONG[name]
     expected = gradients(call, sizes, kernel, options)
@@ -127,8 +128,8 @@ def test_a_gradient_that_would_be_wrong_is_computed_in_float32(name: str) -> Non
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("name", WRONG_RESULTS)
+@each("order", [torch.contiguous_format, torch.channels_last])
+@each("name", WRONG_RESULTS)
 def test_a_result_that_would_be_wrong_is_computed_in_float32(name: str, order: torch.memory_format) -> None:
     call, sizes, kernel, options = WRONG_RESULTS[name]
     options = {
@@ -142,8 +143,8 @@ def test_a_result_that_would_be_wrong_is_computed_in_float32(name: str, order: t
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
-@pytest.mark.parametrize("name", WRONG_OF_IMAGES)
+@each("is_frozen", [False, True])
+@each("name", WRONG_OF_IMAGES)
 def test_a_gradient_of_images_that_would_be_wrong_is_computed_in_float32(name: str, is_frozen: bool) -> None:
     call, sizes, kernel, options = WRONG_OF_IMAGES[name]
     x = torch.randint(-8, 9, (2, 17, *sizes)).float().contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -176,7 +177,7 @@ def test_trying_what_is_faster_damages_no_memory(sizes: int, skip_slower: bool) 
     assert first.dtype is (torch.float32 if sizes == 12 else torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@each("name", RIGHT)
 def test_any_other_convolution_is_lowered(name: str) -> None:
     call, sizes, kernel, options = RIGHT[name]
     expected = gradients(call, sizes, kernel, options)
@@ -187,7 +188,7 @@ def test_any_other_convolution_is_lowered(name: str) -> None:
         torch.testing.assert_close(one.float(), other, rtol=1e-2, atol=2e-2 * other.abs().max().item())
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_without_a_gradient_it_is_lowered_all_the_same(name: str) -> None:
     call, sizes, kernel, options = WRONG[name]
     options = dict(options)
@@ -199,37 +200,6 @@ def test_without_a_gradient_it_is_lowered_all_the_same(name: str) -> None:
         assert call(x, nn.Parameter(weight), *args, **options).dtype is torch.bfloat16
     if not call.__name__.startswith("conv_transpose"):  # of the images alone it is right
         assert call(x.requires_grad_(), weight, *args, **options).dtype is torch.bfloat16
-
-
-def test_float16_keeps_its_gradients() -> None:
-    call, sizes, kernel, options = WRONG_RESULTS["a stride beyond the width"]
-    expected = gradients(call, sizes, kernel, options)
-    hmp.convert(preset="torch-cpu", dtype=torch.float16)
-    got = gradients(call, sizes, kernel, options)
-    assert got[0].dtype is torch.float16
-    torch.testing.assert_close(got[2], expected[2], rtol=1e-2, atol=1.0)
-
-
-def test_it_is_told_as_an_operation_without_a_kernel() -> None:
-    hmp.convert(preset="torch-cpu")
-    hmp.reset_report()
-    layer = nn.Conv2d(16, 16, 3, stride=2, padding=1)
-    layer(torch.ones(1, 16, 1, 1))
-    layer(torch.ones(1, 16, 4, 4))
-    assert {(row.operation, row.precision, row.calls) for row in hmp.report(show=False).rows} == {
-        ("conv2d", "fp32", 1),
-        ("conv2d", "bf16", 1),
-    }
-
-
-@pytest.mark.parametrize("arguments", [(), (torch.ones(1, 2, 3),), (torch.ones(1, 2, 3), 4, None, 2)])
-def test_a_wrong_call_raises_what_torch_raises(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError) as plain:
-        torch.conv1d(*arguments)
-    hmp.convert(preset="torch-cpu")
-    with pytest.raises(TypeError) as error:
-        torch.conv1d(*arguments)
-    assert str(error.value) == str(plain.value)
 
 
 def test_a_compiled_convolution_is_decided_alike() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -83,8 +84,8 @@ def _lstm(y: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("name", FIRST)
-@pytest.mark.parametrize("kinds", [(BF16, FP32), (FP32, BF16), (FP16, FP32)], ids=str)
+@each("name", FIRST, parts=2)
+@each("kinds", [(BF16, FP32), (FP32, BF16), (FP16, FP32)])
 def test_the_other_inputs_follow_the_first(
     converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -113,8 +114,8 @@ ACCEPTED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
-@pytest.mark.parametrize("kinds", [(BF16, FP32), (FP32, BF16)], ids=str)
+@each("name", ACCEPTED)
+@each("kinds", [(BF16, FP32), (FP32, BF16)])
 def test_a_mixture_that_torch_accepts_is_left_alone(
     converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype]
 ) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -21,7 +22,7 @@ _SQUARE = _INDEX[None].expand(4, 4)
 LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
 
 
-@pytest.mark.parametrize("dtype", [FP64, torch.complex64, torch.int64, torch.int8, torch.bool], ids=str)
+@each("dtype", [FP64, torch.complex64, torch.int64, torch.int8, torch.bool])
 def test_other_dtypes_are_never_cast(converted: Converter, dtype: torch.dtype) -> None:
     x = (M * 3).to(dtype)
     calls: list[Callable[[], Any]] = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import nn
 from habana_mp import hmp
 from helpers.cases import CASES, NO_KERNEL, Case, differing
 from helpers.comparing import assert_same, seeded
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -60,7 +60,7 @@ def test_operations_without_a_kernel_take_what_was_lowered(converted: Converter)
     assert differing(given) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     "made",
     [
         lambda x: torch.distributions.Gamma(x, x),
@@ -69,7 +69,6 @@ def test_operations_without_a_kernel_take_what_was_lowered(converted: Converter)
         lambda x: torch.distributions.StudentT(x),
         lambda x: torch.distributions.Binomial(4, probs=x),
     ],
-    ids=["Gamma", "Beta", "Dirichlet", "StudentT", "Binomial"],
 )
 def test_distributions_sample_from_what_was_lowered(converted: Converter, made: Callable[[torch.Tensor], Any]) -> None:
     x = torch.full((8,), 0.5, dtype=BF16)
@@ -144,11 +143,3 @@ def test_more_of_linalg_takes_what_was_lowered(converted: Converter, lower: torc
         except RuntimeError as error:
             failed[name] = str(error)[:100]
     assert failed == {}
-
-
-def test_the_log_says_that_there_is_no_kernel(converted: Converter, tmp_path: Path) -> None:
-    log = tmp_path / "casts.jsonl"
-    converted(bf16=["mm"], log=log)
-    torch.fft.fft(torch.mm(M, M))
-    hmp.restore()
-    assert "no kernel" in log.read_text()

@@ -13,6 +13,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -50,8 +51,8 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("training", [True, False])
+@each("name", NORMS)
+@each("training", [True, False])
 def test_running_statistics_are_updated_in_place_in_float32(converted: Converter, name: str, training: bool) -> None:
     make, shape = NORMS[name]
     torch.manual_seed(1)
@@ -66,7 +67,7 @@ def test_running_statistics_are_updated_in_place_in_float32(converted: Converter
     assert [one.data_ptr() for one in module.buffers()] == addresses
 
 
-@pytest.mark.parametrize("name", NORMS)
+@each("name", NORMS)
 def test_a_norm_of_a_lower_model_works_under_the_float32_list(converted: Converter, name: str) -> None:
     # model.bfloat16(): the statistics are state and stay; the call must work as it does without us.
     make, shape = NORMS[name]
@@ -96,17 +97,6 @@ def test_a_norm_of_a_lower_model_takes_what_the_lists_made_float32(
         hmp.restore()
 
 
-@pytest.mark.parametrize(
-    "module", [nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.RMSNorm(4)], ids=lambda one: type(one).__name__
-)
-def test_a_norm_of_a_lower_model_runs_in_float32_under_the_float32_list(
-    converted: Converter, module: nn.Module
-) -> None:
-    module = module.bfloat16()
-    converted(fp32=["layer_norm", "group_norm", "rms_norm"])
-    assert module(M.bfloat16()).dtype is FP32
-
-
 def test_an_embedding_renormalises_its_float32_weight_in_place(converted: Converter) -> None:
     weight = N * 5
     by_hand = weight.clone()
@@ -123,7 +113,7 @@ def test_an_embedding_renormalises_its_float32_weight_in_place(converted: Conver
     assert torch.equal(result, expected.bfloat16())
 
 
-@pytest.mark.parametrize("order", [2, -2, "nuc", "fro", 1, None])
+@each("order", [2, -2, "nuc", "fro", 1, None])
 def test_a_norm_without_a_kernel_is_computed_in_float32(converted: Converter, order: Any) -> None:
     x = torch.linspace(-1, 1, 16).reshape(4, 4).bfloat16()
     expected = torch.linalg.norm(x.float(), order)

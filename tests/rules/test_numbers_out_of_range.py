@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -41,8 +42,8 @@ SATURATING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", SATURATING)
-@pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
+@each("name", SATURATING)
+@each("lower", [BF16, FP16])
 def test_a_scalar_beyond_the_lower_precision_saturates(converted: Converter, name: str, lower: torch.dtype) -> None:
     x = M.to(lower)
     converted(dtype=lower)
@@ -68,7 +69,7 @@ MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@each("name", MASKS)
 def test_a_mask_that_is_computed_in_bfloat16_stays_finite(converted: Converter, name: str) -> None:
     converted(bf16=["mul", "add", "sub"])
     for mask in (HIDDEN, HIDDEN.bfloat16()):

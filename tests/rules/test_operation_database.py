@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.operation_database import (
     BF16,
-    FLOATING,
-    SEVERAL_INPUTS,
     Call,
     calls_of,
     cast_by_hand,
+    entries,
+    entries_of_several_inputs,
     floating_results,
     mixtures,
     name_of,
@@ -47,7 +48,7 @@ def by_hand_of(op: Any, mixed: Call, function: Any) -> Any:
     return mixed.mapped(lambda t, _: t.float()).copied().run(function).to(mixed.arguments[0].dtype)
 
 
-@pytest.mark.parametrize("op", SEVERAL_INPUTS, ids=name_of)
+@each("op", entries_of_several_inputs, parts=6)
 def test_mixed_inputs_run_as_cast_by_hand(converted: Converter, op: Any) -> None:
     operation = operation_of(op)
     calls = [mixed for plain, mixed in mixtures(op, limit=8) if runs(plain, op.op)]
@@ -67,7 +68,7 @@ IN_PLACE_VARIANTS = ("inplace_variant", "inplace_operator_variant")
 def test_mixed_inputs_run_as_cast_by_hand_in_every_form(converted: Converter) -> None:
     """Methods and operators give what the function gives."""
     wrong = []
-    for op in SEVERAL_INPUTS:
+    for op in entries_of_several_inputs():
         operation = operation_of(op)
         functions = [getattr(op, form, None) for form in VARIANTS]
         calls = [
@@ -121,7 +122,7 @@ def wrong_in_place(function: Any, calls: list[tuple[Call, Call]], convert: Calla
 @pytest.mark.parametrize("form", IN_PLACE_VARIANTS)
 def test_in_place_operations_cast_the_others_to_their_target(converted: Converter, form: str, lists: str) -> None:
     wrong = {}
-    for op in SEVERAL_INPUTS:
+    for op in entries_of_several_inputs():
         function = getattr(op, form, None)
         calls = []
         for _, mixed in mixtures(op, limit=3) if function is not None else ():
@@ -185,7 +186,7 @@ def farthest(mine: Any, other: Any) -> float:
     return max((distance(*pair) for pair in pairs), default=0.0)
 
 
-@pytest.mark.parametrize("op", FLOATING, ids=name_of)
+@each("op", entries, parts=20)
 def test_float32_inputs_stay_near_float32(op: Any) -> None:
     """No error that plain torch does not raise; results and gradients within bfloat16's reach of float32's."""
     plain = []
@@ -214,7 +215,7 @@ def test_float32_inputs_stay_near_float32(op: Any) -> None:
 def test_in_place_operations_on_float32_stay_what_they_are(form: str) -> None:
     """Under the default lists an operation in place is made in the precision of its target."""
     wrong = {}
-    for op in FLOATING:
+    for op in entries():
         function = getattr(op, form, None)
         calls = [call for call in calls_of(op, 3) if isinstance(call.arguments[0], torch.Tensor)] if function else []
         if found := wrong_in_place(function, [(call, call) for call in calls if runs(call, function)], hmp.convert):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,8 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp.patches.torch import unwrapped_steps
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import is_cast
 
@@ -167,9 +166,9 @@ IN_FRONT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_FRONT)
-@pytest.mark.parametrize("when", ["before convert", "after convert"])
-@pytest.mark.parametrize("closed", ["no closure", "a closure", "a closure by its name"])
+@each("name", IN_FRONT)
+@each("when", ["before convert", "after convert"])
+@each("closed", ["no closure", "a closure", "a closure by its name"])
 def test_the_step_of_an_optimizer_that_torchs_constructor_never_saw_is_one(name: str, when: str, closed: str) -> None:
     def stepped(make: Any) -> torch.Tensor:
         weight = parameter()
@@ -211,16 +210,6 @@ def test_the_step_of_a_mixin_is_no_step_in_a_class_that_is_no_optimizer() -> Non
     assert Steps().step() is True
 
 
-def test_a_step_without_a_name_is_one() -> None:
-    class Nameless(torch.optim.Optimizer):
-        def __init__(self) -> None: ...
-
-        step: Any = lambda self: is_cast()  # its name is no identifier
-
-    hmp.convert()
-    assert Nameless().step() is False
-
-
 def test_such_a_class_is_freed_with_what_its_step_refers_to() -> None:
     def stepped() -> list[weakref.ref[Any]]:
         model = nn.Linear(2, 2)
@@ -241,58 +230,6 @@ def test_such_a_class_is_freed_with_what_its_step_refers_to() -> None:
     assert [one() for one in alive] == [None, None]
 
 
-def test_such_a_step_goes_on_while_another_thread_restores() -> None:
-    class Counting(torch.optim.Optimizer):
-        def __init__(self) -> None: ...
-
-        def step(self, closure: Any = None) -> Any:
-            return 1
-
-    stop, optimizer = threading.Event(), Counting()
-    wrong: list[Exception] = []
-
-    def steps() -> None:
-        try:
-            while not stop.is_set():
-                optimizer.step()
-        except Exception as error:
-            wrong.append(error)
-
-    thread = threading.Thread(target=steps)
-    thread.start()
-    for _ in range(20):
-        hmp.convert()
-        hmp.restore()
-    stop.set()
-    thread.join()
-    assert wrong == []
-
-
-def test_restore_leaves_what_others_watch_new_optimizers_with() -> None:
-    hmp.convert()
-    theirs: Any = classmethod(lambda cls, **options: None)
-    torch.optim.Optimizer.__init_subclass__ = theirs
-    try:
-        hmp.restore()
-        assert vars(torch.optim.Optimizer)["__init_subclass__"] is theirs
-    finally:
-        del torch.optim.Optimizer.__init_subclass__
-
-
-def test_such_a_step_that_raises_leaves_casts_on() -> None:
-    class Failing(class_in_front()):  # type: ignore[misc]  # made anew
-        def step(self, closure: Any = None) -> Any:
-            super().step()
-            raise KeyError
-
-    hmp.convert()
-    optimizer = Failing(torch.optim.SGD([parameter()], lr=0.1))
-    with pytest.raises(KeyError):
-        optimizer.step()
-    assert optimizer.seen == [False, False]
-    assert is_cast()
-
-
 def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
     made = class_in_front()
     code = made.step.__code__
@@ -307,17 +244,6 @@ def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
     del made, later
     gc.collect()
     assert [one() for one in alive] == [None, None]
-
-
-def test_what_is_known_of_such_a_step_does_not_grow_with_each_convert() -> None:
-    made = class_in_front()
-    hmp.convert()
-    known = len(unwrapped_steps._steps)
-    for _ in range(3):
-        hmp.restore()
-        hmp.convert()
-    assert len(unwrapped_steps._steps) == known
-    assert weakref.getweakrefcount(made.step) == 1
 
 
 def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> None:
@@ -346,7 +272,7 @@ def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> N
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "LBFGS"])
+@each("name", [*OPTIMIZERS, "LBFGS"])
 def test_an_optimizer_steps_in_float32_bit_by_bit(name: str) -> None:
     def train(closure_too: bool) -> list[torch.Tensor]:
         weight = nn.Parameter(M.clone())
@@ -365,25 +291,3 @@ def test_an_optimizer_steps_in_float32_bit_by_bit(name: str) -> None:
     expected = train(name == "LBFGS")
     hmp.convert()
     assert_same(train(name == "LBFGS"), expected)
-
-
-def test_disable_casts_around_a_step_stays_valid() -> None:
-    hmp.convert()
-    optimizer = Probing([parameter()])
-    with hmp.disable_casts():
-        optimizer.step()
-    assert optimizer.seen == [False, False]
-    assert is_cast()
-
-
-def test_a_scheduler_and_a_scaler_around_the_step_change_nothing(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    optimizer = Probing([parameter()])
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    scaler = torch.amp.GradScaler("cpu", enabled=True)
-    scaler.scale(torch.tensor(1.0))
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-    assert optimizer.seen == [False, False]
-    assert is_cast()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiling import BACKENDS
+from helpers.each import each
 from helpers.lists import Converter, write_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -58,7 +59,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 pytestmark = pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated:UserWarning")
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+@each("name", [*PRODUCTS, *OTHERS])
 def test_the_preset_gives_what_torchs_autocast_gives(name: str) -> None:
     call = (PRODUCTS | OTHERS)[name]
     with torch.autocast("cpu"):
@@ -74,7 +75,7 @@ def test_the_preset_gives_what_torchs_autocast_gives(name: str) -> None:
     assert_same(call(), expected, close=close)
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+@each("name", [*PRODUCTS, *OTHERS])
 def test_so_does_o2(converted: Converter, name: str) -> None:
     hmp.convert(opt_level="O2")
     assert (PRODUCTS | OTHERS)[name]().dtype is (BF16 if name in PRODUCTS else FP32)
@@ -135,15 +136,7 @@ def test_positions_of_a_rotary_embedding_are_kept() -> None:
         hmp.restore()
 
 
-def test_the_log_tells_why(tmp_path: Path) -> None:
-    log = tmp_path / "casts.jsonl"
-    hmp.convert(preset="torch-cpu", isVerbose=True, log=log)
-    torch.einsum("i,j->ij", V, W)
-    hmp.restore()
-    assert '"reason": "no_product"' in log.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["einsum", "inner", "tensordot", "multi_dot", "chain_matmul"])
+@each("name", ["einsum", "inner", "tensordot", "multi_dot", "chain_matmul"])
 def test_casts_of_weights_are_kept_and_follow_the_weight(name: str) -> None:
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
     x = torch.linspace(0, 1, 64).reshape(8, 8)

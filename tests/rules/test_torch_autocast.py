@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.models import small_classifier
 from helpers.probes import is_cast
@@ -21,7 +22,7 @@ M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "meta"])
+@each("device", ["cpu", "cuda", "xpu", "hpu", "meta"])
 def test_nothing_is_cast_where_autocast_is_disabled(converted: Converter, device: str) -> None:
     converted(bf16=["mm", "normalize"], fp32=["exp"])
     try:
@@ -52,20 +53,6 @@ def test_autocast_regions_nest(converted: Converter) -> None:
     assert is_cast()
 
 
-def test_an_exception_leaves_the_autocast_region(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    with pytest.raises(KeyError), torch.autocast("cpu", enabled=False), torch.autocast("cpu", enabled=False):
-        raise KeyError
-    assert is_cast()
-
-
-def test_autocast_disabled_works_as_a_decorator(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    decorated = torch.autocast("cpu", enabled=False)(is_cast)
-    assert not decorated()
-    assert is_cast()
-
-
 def test_autocast_disabled_holds_for_its_thread_only(converted: Converter) -> None:
     converted(bf16=["mm"])
     seen = []
@@ -92,14 +79,6 @@ def test_restore_inside_a_disabled_region_leaves_nothing_behind(converted: Conve
     assert is_cast()
 
 
-def test_convert_inside_a_disabled_region_replaces_without_forgetting_it(converted: Converter) -> None:
-    converted(bf16=["exp"])
-    with torch.autocast("cpu", enabled=False):
-        converted(bf16=["mm"])
-        assert not is_cast()
-    assert is_cast()
-
-
 @pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
 def test_many_regions_in_each_other_are_left_as_they_were_entered(converted: Converter) -> None:
     converted(bf16=["mm"])
@@ -122,8 +101,8 @@ PROTECTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
-@pytest.mark.parametrize("name", PROTECTED)
+@each("backend", [None, "eager", "aot_eager"])
+@each("name", PROTECTED)
 def test_a_block_that_protects_itself_takes_what_was_lowered_outside(name: str, backend: str | None) -> None:
     def protected(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", enabled=False):
@@ -199,9 +178,3 @@ def test_an_autocast_warning_that_is_an_error_leaves_autocast_off() -> None:
     with pytest.raises(hmp.HmpWarning), torch.autocast("cpu", dtype=BF16):
         pytest.fail("was entered")
     assert not torch.is_autocast_enabled("cpu")
-
-
-def test_autocast_that_disables_is_not_warned_about() -> None:
-    hmp.convert()
-    with torch.autocast("cpu", enabled=False), hmp.disable_casts():
-        assert torch.mm(M, N).dtype is FP32

@@ -17,9 +17,8 @@ from torch.profiler import profile
 
 from habana_mp import hmp
 from helpers.accelerators import needs_accelerator
-from helpers.compiling import BACKENDS
+from helpers.each import each
 from helpers.lists import Converter
-from helpers.processes import in_threads
 
 pytestmark = pytest.mark.processor
 
@@ -111,73 +110,8 @@ def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> N
     assert "aten::bmm" in operations()  # what it is about: torch alone multiplies one by one
 
 
-@pytest.mark.usefixtures("counted")
-def test_the_report_counts_every_cast(converted: Converter) -> None:
-    layer, x, lower = nn.Linear(64, 32), sequence_first(), sequence_first(torch.bfloat16)
-    converted(bf16=["linear"])
-    with torch.no_grad():
-        layer(x)
-        layer(lower)
-    (row,) = hmp.report(show=False).rows
-    assert (row.operation, row.calls, row.casts) == ("linear", 2, 3)  # the layer's are kept
-    assert row.bytes == 2 * (24 * 64 + 32 * 64 + 32)
-
-
-def test_memory_that_is_used_again_is_nobody_elses(converted: Converter) -> None:
-    layer, given = nn.Linear(64, 32), [sequence_first(seed=i) for i in range(12)]
-    expected = [by_hand("linear", x, layer) for x in given]
-    copies = [x.clone() for x in given]
-    converted(bf16=["linear"])
-    with torch.no_grad():
-        results = [layer(x) for x in given]
-    assert all(map(torch.equal, results, expected))
-    assert all(map(torch.equal, given, copies))
-
-
-def test_in_many_threads(converted: Converter) -> None:
-    layer = nn.Linear(64, 32)
-    given = [sequence_first(seed=i) for i in range(4)]
-    expected = [by_hand("linear", x, layer) for x in given]
-    converted(bf16=["linear"])
-    wrong = []
-
-    def work(i: int) -> None:
-        with torch.no_grad():
-            wrong.extend(i for _ in range(200) if not torch.equal(layer(given[i]), expected[i]))
-
-    in_threads(work)
-    assert not wrong
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (lambda x: (x, torch.randn(32, 63)), "Expected size for first two dimensions"),
-        (lambda x: (x, torch.randn(32, 64), torch.randn(31)), "must match the size"),
-    ],
-)
-def test_what_torch_refuses_is_refused(
-    converted: Converter, arguments: Callable[[torch.Tensor], tuple[Any, ...]], message: str
-) -> None:
-    converted(bf16=["linear"])
-    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
-        F.linear(*arguments(sequence_first()))
-
-
-def test_attention_is_that_of_autocast(converted: Converter) -> None:
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(64, 4, batch_first=True)  # in training mode torch has no operation for all of it
-    x = torch.randn(4, 6, 64)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        expected = layer(x, x, x)
-    hmp.convert(preset="torch-cpu")
-    with torch.no_grad():
-        for _ in range(8):
-            assert all(map(torch.equal, layer(x, x, x), expected))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("product", PRODUCTS)
+@each("dynamic", [False, True])
+@each("product", PRODUCTS)
 def test_compiled_code_asks_for_one_product_too(converted: Converter, product: str, dynamic: bool) -> None:
     graphs: list[set[str]] = []
 
@@ -204,16 +138,3 @@ def test_compiled_code_asks_for_one_product_too(converted: Converter, product: s
     assert not any("aten.bmm.default" in graph for graph in graphs)
     # What lies in rows is not copied.
     assert ["aten.clone.default" in graph for graph in graphs] == [True, False] * (len(graphs) // 2)
-
-
-def test_how_many_rows_there_are_may_depend_on_the_data(converted: Converter) -> None:
-    layer, x, chosen = nn.Linear(64, 8), torch.randn(6, 4, 64), torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.bool)
-
-    def compute(x: torch.Tensor, chosen: torch.Tensor) -> Any:
-        return layer(x[chosen.nonzero().squeeze(1)].transpose(0, 1))
-
-    converted(bf16=["linear"])
-    torch._dynamo.reset()
-    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        result = torch.compile(compute, fullgraph=True, backend=BACKENDS[-1])(x, chosen)
-        torch.testing.assert_close(result, compute(x, chosen), atol=0.01, rtol=0.02)

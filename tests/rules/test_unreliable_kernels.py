@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.lists import Converter
 
 FP32 = torch.float32
@@ -33,7 +34,7 @@ def test_kernels_that_cannot_be_relied_on_get_float32(preset: str) -> None:
     assert torch.histc(torch.full((5000,), 0.5).bfloat16(), 1, 0, 1).item() == 5000
 
 
-@pytest.mark.parametrize("preset", ["hmp-guide-o1", "hmp-guide-o2", "resnet50", "gaudi/nlp/bert", "listed in bf16"])
+@each("preset", ["hmp-guide-o1", "hmp-guide-o2", "resnet50", "gaudi/nlp/bert", "listed in bf16"])
 def test_a_loss_of_logits_that_would_cancel_in_lower_precision_runs_in_float32(
     converted: Converter, preset: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -38,7 +38,7 @@ _PICKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", _PICKS)
+@each("name", _PICKS)
 def test_the_gradient_of_a_lookup_of_what_was_lowered_adds_up_in_float32(converted: Converter, name: str) -> None:
     weight = torch.nn.Parameter(torch.ones(3, 8))
     converted(bf16=["mul"])
@@ -54,7 +54,7 @@ def test_the_gradient_of_a_lookup_of_what_was_lowered_adds_up_in_float32(convert
 _PICKS_OF_OTHERS = ("[index] of [index]", "gather", "embedding_bag")
 
 
-@pytest.mark.parametrize("name", [name for name in _PICKS if name not in _PICKS_OF_OTHERS])
+@each("name", [name for name in _PICKS if name not in _PICKS_OF_OTHERS])
 def test_the_gradient_of_a_lookup_of_a_bfloat16_parameter_is_torchs(converted: Converter, name: str) -> None:
     def gradient() -> torch.Tensor:
         weight = torch.nn.Parameter(torch.ones(3, 8, dtype=BF16))
@@ -93,8 +93,8 @@ _SUMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", _SUMS)
-@pytest.mark.parametrize("recorded", [False, True])
+@each("name", _SUMS)
+@each("recorded", [False, True])
 def test_what_was_lowered_is_summed_by_index_in_float32(converted: Converter, name: str, recorded: bool) -> None:
     ones = torch.ones(1000, requires_grad=recorded)
     zeros = torch.zeros(3, dtype=BF16)
@@ -127,8 +127,8 @@ def test_bfloat16_parameters_are_summed_by_index_as_torch_does(converted: Conver
         assert_same(call(zeros, ones), expected[name])
 
 
-@pytest.mark.parametrize("calls", [0, 7, 8, 1000])
-@pytest.mark.parametrize("name", _SUMS)
+@each("calls", [0, 7, 8, 1000])
+@each("name", _SUMS)
 def test_a_sum_by_index_does_not_depend_on_other_calls(converted: Converter, name: str, calls: int) -> None:
     converted(bf16=["mul"])
     with torch.no_grad():
@@ -137,16 +137,6 @@ def test_a_sum_by_index_does_not_depend_on_other_calls(converted: Converter, nam
         result = _SUMS[name](torch.zeros(3, dtype=BF16), ones)
     assert len(others) == calls
     assert result[0] == 1000
-
-
-def test_a_sum_by_index_does_not_depend_on_other_threads(converted: Converter) -> None:
-    converted(bf16=["mul"])
-    ones = torch.ones(1000) * 1
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(lambda: torch.ones(2) * 1) for _ in range(50)]:
-            done.result()
-        sums = [pool.submit(torch.index_add, torch.zeros(3, dtype=BF16), 0, _FIRST_PLACE, ones) for _ in range(8)]
-        assert [int(one.result()[0]) for one in sums] == [1000] * 8
 
 
 def test_a_sum_by_index_of_what_was_computed_from_lowered_results_is_made_in_float32(converted: Converter) -> None:
@@ -164,15 +154,6 @@ def test_indexing_that_picks_nothing_twice_is_not_cast(converted: Converter, tmp
     _ = lowered[lowered > 2], lowered[:, [True, False, True, False]], lowered.detach()[_FIRST_PLACE]
     hmp.restore()
     assert '"getitem"' not in log.read_text("utf-8")
-
-
-def test_the_log_says_that_a_lookups_gradient_adds_up(converted: Converter, tmp_path: Path) -> None:
-    log = tmp_path / "casts.jsonl"
-    weight = torch.nn.Parameter(torch.ones(4, 4))
-    converted(bf16=["mul"], log=log)
-    _ = (weight * 1)[_FIRST_PLACE]
-    hmp.restore()
-    assert '"reason": "sums"' in log.read_text("utf-8")
 
 
 def test_a_lookup_of_what_was_lowered_is_differentiated_twice(converted: Converter) -> None:

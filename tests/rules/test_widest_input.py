@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable
 
 import hypothesis.strategies as st
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -17,6 +16,7 @@ from habana_mp import hmp
 from habana_mp.policy.presets import _shipped_presets
 from helpers.cases import LATE_KERNELS
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -67,8 +67,8 @@ WIDEST: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", WIDEST)
-@pytest.mark.parametrize("kinds", [(BF16, FP32), (FP32, BF16), (BF16, FP16), (FP16, FP32)], ids=str)
+@each("name", WIDEST, parts=2)
+@each("kinds", [(BF16, FP32), (FP32, BF16), (BF16, FP16), (FP16, FP32)])
 def test_mixed_inputs_go_to_the_widest(converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype]) -> None:
     a, b = M.to(kinds[0]), N.to(kinds[1])
     expected = WIDEST[name](a.float(), b.float())
@@ -78,7 +78,7 @@ def test_mixed_inputs_go_to_the_widest(converted: Converter, name: str, kinds: t
     assert_same(result, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in WIDEST if name != "F.bilinear"])
+@each("name", [name for name in WIDEST if name != "F.bilinear"])
 def test_equal_lower_inputs_stay_lower_where_no_list_speaks(converted: Converter, name: str) -> None:
     a, b = M.bfloat16(), N.bfloat16()
     try:
@@ -103,9 +103,9 @@ WITH_A_NUMBER = (
 )
 
 
-@pytest.mark.parametrize("name", WITH_A_NUMBER)
-@pytest.mark.parametrize("number_first", [False, True], ids=["second", "first"])
-@pytest.mark.parametrize("kinds", [*itertools.permutations((BF16, FP16, FP32), 2)], ids=str)
+@each("name", WITH_A_NUMBER, parts=3)
+@each("number_first", [False, True])
+@each("kinds", [*itertools.permutations((BF16, FP16, FP32), 2)])
 def test_a_tensor_without_dimensions_widens_none_that_has_some(
     converted: Converter, name: str, number_first: bool, kinds: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -164,7 +164,7 @@ WITH_ONE_NUMBER: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("preset", [None, *_shipped_presets()])
+@each("preset", [None, *_shipped_presets()])
 def test_a_tensor_without_dimensions_widens_none_that_has_some_in_any_call_that_no_list_decides(
     converted: Converter, preset: str | None
 ) -> None:
@@ -187,8 +187,8 @@ def test_a_tensor_without_dimensions_widens_none_that_has_some_in_any_call_that_
     assert wrong == []
 
 
-@pytest.mark.parametrize("preset", ["torch-cpu", "torch-cuda", "torch-xpu"])
-@pytest.mark.parametrize("number_first", [False, True], ids=["second", "first"])
+@each("preset", ["torch-cpu", "torch-cuda", "torch-xpu"])
+@each("number_first", [False, True])
 def test_a_product_of_a_vector_and_a_number_is_torchs_to_the_bit(preset: str, number_first: bool) -> None:
     vector, number = torch.linspace(0.1, 0.9, 7).bfloat16(), torch.tensor(0.1)
     inputs = (number, vector) if number_first else (vector, number)
@@ -208,8 +208,8 @@ JOINING: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", JOINING)
-@pytest.mark.parametrize("shapes", [*itertools.product([(), (1,)], repeat=2)], ids=str)
+@each("name", JOINING)
+@each("shapes", [*itertools.product([(), (1,)], repeat=2)])
 def test_operations_that_join_tensors_promote_those_without_dimensions_as_torch_does(
     name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import is_cast
 
@@ -39,7 +39,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_a_wrong_call_raises_what_torch_raises(name: str) -> None:
     with pytest.raises(Exception) as expected:  # noqa: PT011  whatever torch raises
         WRONG[name]()
@@ -66,11 +66,3 @@ def test_an_interrupt_is_not_swallowed_by_a_second_attempt(converted: Converter)
     with pytest.raises(KeyboardInterrupt):
         torch.mm(M.as_subclass(Interrupting), M)
     assert Interrupting.calls == 1
-
-
-def test_casts_in_a_coroutine_follow_its_own_thread(converted: Converter) -> None:
-    async def main() -> list[bool]:
-        return list(await asyncio.gather(*(asyncio.to_thread(is_cast) for _ in range(3))))
-
-    converted(bf16=["mm"])
-    assert asyncio.run(main()) == [True] * 3

@@ -1,4 +1,4 @@
-"""What watches over the tests: mutants of the core, coverage of the core, the soak."""
+"""What watches over the tests: mutants of the core, coverage of the core."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 import coverage_of_core
 import mutants
-import soak
-from helpers.processes import TESTS, python
 
 
 def marked(source: str) -> list[str]:
@@ -69,28 +67,3 @@ def test_every_explained_mutant_names_a_reason() -> None:
 
 def test_lines_without_a_count_are_shown_as_ranges() -> None:
     assert coverage_of_core.ranges([3, 4, 5, 9, 11, 12]) == "3-5 9 11-12"
-
-
-def samples(megabytes: list[float]) -> list[soak.Sample]:
-    return [soak.Sample(float(i), i, size, 0, 1, 3, 0, 0.0) for i, size in enumerate(megabytes)]
-
-
-def test_memory_that_grows_is_a_trend_and_a_peak_is_none() -> None:
-    growth, hourly = soak.trend(samples([100 + i for i in range(30)]), lambda one: one.megabytes)
-    assert (growth, hourly) == (20, 60)
-    assert soak.trend(samples([100.0] * 14 + [900.0] + [100.0] * 15), lambda one: one.megabytes)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("megabytes", "bound", "wrong"), [(range(100, 130), 32, 0), (range(100, 130), 8, 1), ([100.0] * 3, 32, 1)]
-)
-def test_growth_beyond_the_bound_and_too_few_samples_are_wrong(
-    megabytes: list[float], bound: float, wrong: int
-) -> None:
-    assert soak.judge(samples(list(megabytes)), bound) == wrong
-
-
-def test_a_short_soak_finds_every_result_right() -> None:
-    done = python(TESTS / "soak.py", "--minutes", "0.1", "--bound", "0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " 0 failed" in done.stdout

@@ -11,6 +11,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same, tensors
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, trained, trained_by_hand
 
@@ -49,9 +50,9 @@ def attention(name: str, masks: str) -> tuple[nn.Module, list[torch.Tensor], dic
     return module, [query, *sources] if sources[0].shape[-1] != 8 else [query] * 3, given
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize("need_weights", [False, True], ids=["no weights", "weights"])
+@each("name", ATTENTION)
+@each("masks", MASKS)
+@each("need_weights", [False, True])
 def test_attention_runs_under_the_default_lists(name: str, masks: str, need_weights: bool) -> None:
     module, inputs, given = attention(name, masks)
     module = module.train()
@@ -70,7 +71,7 @@ def test_attention_runs_under_the_default_lists(name: str, masks: str, need_weig
 
 
 # "bias of k and v" repeats its bias before it is cast, so that its gradient is summed in float32.
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "bias of k and v"])
+@each("name", [name for name in ATTENTION if name != "bias of k and v"])
 def test_attention_whose_operations_are_all_listed_equals_casting_by_hand(converted: Converter, name: str) -> None:
     module, inputs, _ = attention(name, "no mask")
     expected = trained_by_hand(module, *inputs)
@@ -81,10 +82,10 @@ def test_attention_whose_operations_are_all_listed_equals_casting_by_hand(conver
 ACTIVATIONS = {"relu": "relu", "F.relu": F.relu, "gelu": "gelu", "nn.GELU": nn.GELU()}
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
-@pytest.mark.parametrize("batch_first", [False, True], ids=["sequence first", "batch first"])
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@each("activation", ACTIVATIONS)
+@each("norm_first", [False, True])
+@each("batch_first", [False, True])
+@each("padded", [False, True])
 def test_the_fused_encoder_does_not_slip_past_the_lists(
     activation: str, norm_first: bool, batch_first: bool, padded: bool
 ) -> None:

@@ -12,6 +12,7 @@ from torch.amp import custom_bwd, custom_fwd
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.gradients import leaf
 from helpers.lists import Converter
 
@@ -97,32 +98,6 @@ def test_a_backward_written_in_python_is_not_lowered_as_under_autocast(converted
         assert seen(contextlib.nullcontext()) == [BF16, BF16]
 
 
-def test_a_backward_that_raises_leaves_the_lists_as_they_were(converted: Converter) -> None:
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-            raise KeyError("mine")
-
-    converted(bf16=["mm"])
-    with pytest.raises(KeyError, match="mine"):
-        Fails.apply(leaf(M)).sum().backward()
-    assert torch.mm(M, N).dtype is BF16
-
-
-def test_a_function_of_ones_own_without_casts_stays_without_casts(converted: Converter) -> None:
-    x, weight = leaf(M), leaf(N)
-    converted(bf16=["mm"])
-    with hmp.disable_casts():
-        out = Product.apply(x, weight)
-        out.backward(N)
-    hmp.restore()
-    assert_same([out.detach(), x.grad, weight.grad], [M @ N.t(), N @ N, N.t() @ M])
-
-
 def test_a_function_of_ones_own_goes_through_func_transforms(converted: Converter) -> None:
     def total(f: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda weight: f(M, weight).float().sum()
@@ -154,8 +129,8 @@ def test_a_checked_function_sees_no_gradient_of_another_dtype(converted: Convert
     assert kinds == [FP32, BF16]
 
 
-@pytest.mark.parametrize("options", [{}, {"cast_inputs": FP16}, {"cast_inputs": FP32}], ids=str)
-@pytest.mark.parametrize("disabled", [False, True], ids=["casts", "disabled"])
+@each("options", [{}, {"cast_inputs": FP16}, {"cast_inputs": FP32}])
+@each("disabled", [False, True])
 def test_a_function_written_for_autocast_has_the_casts_of_any_other(options: dict[str, Any], disabled: bool) -> None:
     class ForAutocast(Product):
         forward = staticmethod(custom_fwd(Product.forward, device_type="cpu", **options))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
@@ -35,20 +32,6 @@ def test_hooks_on_tensors_see_each_gradient_in_its_tensors_precision(converted: 
     assert seen == {"leaf": FP32, "hidden": BF16, "accumulated": FP32, "several": FP32, "others": BF16}
 
 
-def test_hooks_on_nodes_see_the_operation_and_its_casts(converted: Converter) -> None:
-    seen: list[tuple[str, torch.dtype]] = []
-    x = leaf(M)
-    converted(bf16=["mm"])
-    out = torch.mm(x, N)
-    assert out.grad_fn is not None
-    node: Any = out.grad_fn
-    node.register_prehook(lambda grads: seen.append(("mm gets", grads[0].dtype)))
-    node.register_hook(lambda inputs, _: seen.append(("mm gives", inputs[0].dtype)))
-    node.next_functions[0][0].register_hook(lambda inputs, _: seen.append(("the cast gives", inputs[0].dtype)))
-    out.sum().backward()
-    assert seen == [("mm gets", BF16), ("mm gives", BF16), ("the cast gives", FP32)]
-
-
 def test_covered_operations_in_a_hook_are_cast_and_the_gradient_is_still_float32(converted: Converter) -> None:
     x, inside = leaf(M), []
 
@@ -62,69 +45,6 @@ def test_covered_operations_in_a_hook_are_cast_and_the_gradient_is_still_float32
     assert inside[0].dtype is BF16
     assert x.grad is not None
     assert torch.equal(x.grad, inside[0].float())
-
-
-@pytest.mark.parametrize("arguments", [lambda hook: ((hook,), {}), lambda hook: ((), {"hook": hook})])
-def test_a_hook_that_is_registered_later_is_not_cast(arguments: Callable[[Any], Any]) -> None:
-    seen = []
-
-    def scaled(grad: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.mm(0.1 * grad, N).dtype)
-        return grad * lower
-
-    hmp.convert()
-    x, lower = leaf(M), M @ M
-    hidden = x @ N
-    assert lower.dtype is hidden.dtype is BF16
-    for tensor in (x, hidden):
-        positional, named = arguments(scaled)
-        tensor.register_hook(*positional, **named)
-    with hmp.disable_casts():
-        x.register_hook(lambda grad: seen.append((0.1 * grad).dtype))
-    hidden.sum().backward()
-    # What hidden gets is lower; a result of another precision than the gradient's is brought back.
-    assert seen == [BF16, FP32, FP32]
-    assert x.grad is not None
-    with hmp.disable_casts():
-        expected = ((torch.ones(4, 4).bfloat16() * lower) @ N.bfloat16().t()).float() * lower
-    assert torch.equal(x.grad, expected)
-
-
-@pytest.mark.parametrize("answer", [lambda gradient: None, lambda gradient: gradient], ids=["None", "what it got"])
-def test_a_hook_of_a_tensor_that_gets_no_gradient_is_given_none(answer: Callable[[Any], Any]) -> None:
-    linear, seen = nn.Linear(8, 8), []
-    hmp.convert()
-    q, k = linear(torch.ones(2, 8)).chunk(2, -1)
-    q.register_hook(lambda gradient: [seen.append(gradient), answer(gradient)][1])
-    k.float().sum().backward()
-    assert seen == [None]
-    assert linear.weight.grad is not None
-    assert torch.equal(linear.weight.grad, torch.cat([torch.zeros(4, 8), torch.full((4, 8), 2.0)]))
-
-
-def test_a_hook_is_called_with_casts_off_or_after_restore_as_it_is() -> None:
-    hmp.convert()
-    x = leaf(M)
-    x.register_hook(lambda grad: grad * 2)
-    removed = x.register_hook(lambda grad: None)
-    removed.remove()
-    hmp.restore()
-    (x * 1.0).sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, torch.full((4, 4), 2.0))
-
-
-def test_a_hook_that_is_interrupted_leaves_the_lists_as_they_were() -> None:
-    hmp.convert()
-    x = torch.ones(4, 4, requires_grad=True)
-
-    def interrupted(_: torch.Tensor) -> None:
-        raise KeyboardInterrupt
-
-    x.register_hook(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        torch.mm(x, M).sum().backward()
-    assert torch.mm(M, M).dtype is torch.bfloat16
 
 
 def test_a_hook_after_accumulation_updates_in_float32() -> None:

@@ -16,15 +16,11 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import (
     checkpoint,  # taken before convert
-    checkpoint_sequential,
-    set_checkpoint_debug_enabled,
-    set_checkpoint_early_stop,
 )
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
-from helpers.lists import Converter
-from helpers.models import small_classifier
+from helpers.each import each
 
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -32,21 +28,6 @@ N = M.t().contiguous() * 0.7
 KINDS = {"reentrant": True, "plain": False}
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
-
-
-def test_checkpointing_recomputes_with_the_same_casts() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    def gradients(call: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-        model = small_classifier()
-        call(model, M.clone().requires_grad_()).sum().backward()
-        return [p.grad for p in model.parameters() if p.grad is not None]
-
-    hmp.convert()
-    expected = gradients(lambda model, x: model(x))
-    for reentrant in (True, False):
-        for one, other in zip(gradients(functools.partial(checkpoint, use_reentrant=reentrant)), expected, strict=True):
-            assert torch.equal(one, other)
 
 
 Block = Callable[[torch.Tensor], torch.Tensor]
@@ -107,10 +88,10 @@ def default_policy(one_thread: None) -> None:
 # ---- one block -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("inner", STATES)
-@pytest.mark.parametrize("before", STATES)
-@pytest.mark.parametrize("after", STATES)
+@each("kind", KINDS, parts=2)
+@each("inner", STATES)
+@each("before", STATES)
+@each("after", STATES)
 def test_gradients_are_those_without_checkpointing_in_every_state(
     before: str, after: str, inner: str, kind: str
 ) -> None:
@@ -126,9 +107,9 @@ IS_DECORATOR = inspect.signature(checkpoint).parameters["function"].default is N
 
 
 @pytest.mark.skipif(not IS_DECORATOR, reason="a decorator since torch 2.15")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("before", STATES)
-@pytest.mark.parametrize("after", STATES)
+@each("kind", KINDS)
+@each("before", STATES)
+@each("after", STATES)
 def test_gradients_of_a_decorated_block_are_those_without_checkpointing(before: str, after: str, kind: str) -> None:
     decorate: Any = functools.partial(checkpoint, use_reentrant=KINDS[kind])
     expected = gradients(Mixed(), plainly, before, after)
@@ -137,9 +118,9 @@ def test_gradients_of_a_decorated_block_are_those_without_checkpointing(before: 
     assert model.seen[:2] == model.seen[2:]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("outer", ["casts", "disabled", "autocast"])
-@pytest.mark.parametrize("inner", STATES)
+@each("kind", KINDS)
+@each("outer", ["casts", "disabled", "autocast"])
+@each("inner", STATES)
 def test_gradients_are_the_same_in_regions_inside_of_regions(outer: str, inner: str, kind: str) -> None:
     def within(call: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with STATES[outer](), STATES[inner]():
@@ -150,8 +131,8 @@ def test_gradients_are_the_same_in_regions_inside_of_regions(outer: str, inner: 
     assert_same_runs(gradients(Mixed(), call), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("state", STATES)
+@each("kind", KINDS)
+@each("state", STATES)
 def test_after_a_checkpoint_the_state_is_what_it_was(state: str, kind: str) -> None:
     def dtypes() -> list[torch.dtype]:
         found = [torch.relu(M).dtype]
@@ -182,73 +163,7 @@ def test_a_decorated_block_is_run_again_without_casts(decorate: Callable[[], Any
     assert model.seen == [FP32] * 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_float32_model_gets_the_gradients_of_plain_torch(kind: str) -> None:
-    got = gradients(Mixed(), functools.partial(checkpoint, use_reentrant=KINDS[kind]), before="disabled")
-    hmp.restore()
-    assert_same_runs(got, gradients(Mixed(), plainly))
-
-
-def test_the_block_may_be_given_by_keyword_and_take_keywords() -> None:
-    def scaled(model: nn.Module, x: torch.Tensor, *, scale: float) -> torch.Tensor:
-        return model(x) * scale
-
-    expected = gradients(Mixed(), functools.partial(scaled, scale=0.5))
-    got = gradients(Mixed(), lambda model, x: checkpoint(scaled, model, x, use_reentrant=False, scale=0.5))
-    assert_same_runs(got, expected)
-    by_keyword = lambda model, x: checkpoint(function=functools.partial(model, x), use_reentrant=False)  # noqa: E731
-    assert_same_runs(gradients(Mixed(), by_keyword), gradients(Mixed(), plainly))
-
-
-def test_checkpoint_is_the_same_function_and_what_is_wrong_is_said_by_torch() -> None:
-    assert torch.utils.checkpoint.checkpoint is checkpoint
-    with pytest.raises(TypeError):
-        checkpoint(3, M.clone().requires_grad_(), use_reentrant=False)
-    with pytest.raises(ValueError, match="Unexpected keyword"):
-        checkpoint(Mixed(), M, use_reentrant=True, nonsense=1)
-
-
 # ---- random numbers, early stop, errors ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("preserve", [True, False])
-def test_dropout_draws_the_same_numbers_again_if_asked_to(kind: str, preserve: bool) -> None:
-    masks: list[torch.Tensor] = []
-
-    def block(x: torch.Tensor) -> torch.Tensor:
-        dropped = F.dropout(torch.mm(x, N), 0.5)
-        masks.append(dropped.detach() == 0)
-        return torch.exp(dropped)
-
-    torch.manual_seed(0)
-    out = checkpoint(block, torch.ones(4, 4).requires_grad_(), use_reentrant=KINDS[kind], preserve_rng_state=preserve)
-    assert out.dtype is BF16
-    out.sum().backward()
-    assert torch.equal(*masks) is preserve
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_stopping_early_inside_of_a_region_leaves_it(early: bool) -> None:
-    runs: list[str] = []
-
-    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        with hmp.disable_casts():
-            y = torch.exp(torch.mm(x, w))
-            runs.append("inside")
-            z = torch.relu(y).sum()
-        runs.append("after")
-        return z
-
-    x, w = M.clone().requires_grad_(), N.clone().requires_grad_()
-    expected = torch.autograd.grad(block(x, w), (x, w))
-    runs.clear()
-    with set_checkpoint_early_stop(early):
-        out = checkpoint(block, x, w, use_reentrant=False)
-    got = torch.autograd.grad(out, (x, w))
-    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
-    assert runs == ["inside", "after", "inside", *([] if early else ["after"])]
-    assert torch.mm(M, N).dtype is BF16
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,12 +199,6 @@ def test_a_second_run_under_no_policy_is_an_error_and_no_wrong_gradient() -> Non
         out.sum().backward()
 
 
-def test_the_debug_mode_sees_the_same_operations_in_both_runs() -> None:
-    expected = gradients(Mixed(), plainly)
-    with set_checkpoint_debug_enabled(True):
-        assert_same_runs(gradients(Mixed(), functools.partial(checkpoint, use_reentrant=False)), expected)
-
-
 # ---- several blocks --------------------------------------------------------------------------------------------------
 
 
@@ -312,28 +221,17 @@ class Nested(nn.Module):
         return self.second(self.run(0, self.inner, x))
 
 
-@pytest.mark.parametrize("kinds", [(a, b) for a in (True, False) for b in (True, False)])
-@pytest.mark.parametrize("states", [("casts", "disabled"), ("disabled", "casts"), ("autocast", "autocast off")])
-@pytest.mark.parametrize("after", ["casts", "disabled"])
+@each("kinds", [(a, b) for a in (True, False) for b in (True, False)])
+@each("states", [("casts", "disabled"), ("disabled", "casts"), ("autocast", "autocast off")])
+@each("after", ["casts", "disabled"])
 def test_checkpoints_nest_in_both_kinds(kinds: tuple[bool, bool], states: tuple[str, str], after: str) -> None:
     expected = gradients(Nested(None, states), plainly, after=after)
     assert_same_runs(gradients(Nested(kinds, states), plainly, after=after), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("before", "after"), [("casts", "disabled"), ("disabled", "casts"), ("casts", "autocast off")])
-def test_a_sequence_in_segments_gives_the_same_gradients(kind: str, before: str, after: str) -> None:
-    def stack() -> nn.Sequential:
-        return nn.Sequential(*(Mixed(inner) for inner in ("casts", "disabled", "autocast off", "casts")))
-
-    expected = gradients(stack(), plainly, before, after)
-    call = lambda model, x: checkpoint_sequential(model, 3, x, use_reentrant=KINDS[kind])  # noqa: E731
-    assert_same_runs(gradients(stack(), call, before, after), expected)
-
-
 @pytest.mark.skipif(not hasattr(checkpointing, "CheckpointPolicy"), reason="this torch checkpoints whole blocks only")
-@pytest.mark.parametrize(("before", "after"), [("casts", "disabled"), ("disabled", "casts"), ("casts", "casts")])
-@pytest.mark.parametrize("policy", ["products", "everything", "nothing"])
+@each("before, after", [("casts", "disabled"), ("disabled", "casts"), ("casts", "casts")])
+@each("policy", ["products", "everything", "nothing"])
 def test_selective_checkpointing_gives_the_same_gradients(policy: str, before: str, after: str) -> None:
     kept: list[Any] = []
 
@@ -352,51 +250,12 @@ def test_selective_checkpointing_gives_the_same_gradients(policy: str, before: s
     assert (torch.ops.aten.mm.default, [kind, kind]) in kept
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_training_of_several_steps_is_bit_by_bit_the_unchecked_one(kind: str) -> None:
-    def train(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        model = nn.Sequential(Mixed(), Mixed("disabled"))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        for _ in range(4):
-            optimizer.zero_grad()
-            x = M.clone().requires_grad_()
-            for block in model:
-                x = call(block, x)
-            F.cross_entropy(x, torch.arange(4)).backward()
-            optimizer.step()
-        return [one.detach() for one in model.parameters()]
-
-    checked = train(functools.partial(checkpoint, use_reentrant=KINDS[kind]))
-    assert all(torch.equal(one, other) for one, other in zip(checked, train(plainly), strict=True))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_closure_of_an_optimizer_may_checkpoint(kind: str) -> None:
-    def train(call: Callable[..., torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.dtype]]:
-        model = Mixed()
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = call(model, M.clone().requires_grad_()).pow(2).sum()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        return [one.detach() for one in model.parameters()], model.seen
-
-    weights, seen = train(functools.partial(checkpoint, use_reentrant=KINDS[kind]))
-    expected, _ = train(plainly)
-    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
-    assert set(seen) == {BF16}
-
-
 # ---- threads, torch.compile, other partners --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("before", ["casts", "disabled"])
-@pytest.mark.parametrize("there", ["casts", "disabled"])
+@each("kind", KINDS)
+@each("before", ["casts", "disabled"])
+@each("there", ["casts", "disabled"])
 def test_a_backward_in_another_thread_and_state_gives_the_same_gradients(kind: str, before: str, there: str) -> None:
     expected = gradients(Mixed(), plainly, before)
     model, x = Mixed(), M.clone().requires_grad_()
@@ -435,47 +294,6 @@ def test_a_compiled_checkpointed_block_gives_the_gradients_of_the_plain_one(back
     for after in ("casts", "disabled"):
         got = gradients(Simple(), torch.compile(call, backend=backend, fullgraph=True), before, after)
         assert_same_runs(got, expected)
-
-
-@pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_module_may_be_checkpointed(kind: str) -> None:
-    expected = gradients(Mixed(), plainly)
-    compiled = lambda model, x: checkpoint(  # noqa: E731
-        torch.compile(model, backend="aot_eager"), x, use_reentrant=KINDS[kind]
-    )
-    for after in ("casts", "disabled"):
-        got = gradients(Mixed(), compiled, after=after)
-        assert got[0] is expected[0]
-        for one, other in zip(got[1], expected[1], strict=True):
-            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_recurrent_layer_and_an_encoder_layer_may_be_checkpointed(kind: str) -> None:
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
-            self.lstm = nn.LSTM(4, 4, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.lstm(self.encoder(x[None]))[0]
-
-    expected = gradients(Layers(), plainly)
-    assert_same_runs(gradients(Layers(), functools.partial(checkpoint, use_reentrant=KINDS[kind])), expected)
-
-
-def test_a_wrapped_function_may_be_inside_of_a_block(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    wrapped = hmp.op_wrap(lambda x: torch.exp(torch.mm(x, N)), to="fp32")
-    x, y = M.clone().requires_grad_(), M.clone().requires_grad_()
-    wrapped(x).sum().backward()
-    checkpoint(wrapped, y, use_reentrant=False).sum().backward()
-    assert x.grad is not None
-    assert y.grad is not None
-    assert torch.equal(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same, seeded
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, raised, trained
 
@@ -79,8 +80,8 @@ SPARSE: dict[str, Callable[[torch.Tensor, bool], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPARSE)
-@pytest.mark.parametrize("side", ["bf16", "fp32"])
+@each("name", SPARSE)
+@each("side", ["bf16", "fp32"])
 def test_an_operation_in_a_list_keeps_its_weight_where_the_gradient_is_sparse(
     converted: Converter, name: str, side: str
 ) -> None:

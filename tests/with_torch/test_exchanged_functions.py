@@ -6,10 +6,8 @@ transformers, zuko.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import itertools
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +19,6 @@ from torch.ao import quantization
 from torch.ao.pruning import WeightNormSparsifier
 from torch.ao.quantization._equalize import equalize
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim import lr_scheduler, swa_utils
 
 from habana_mp import HmpWarning, hmp
@@ -29,6 +26,7 @@ from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools import named_functions
 from habana_mp.patches.torch import exchanged_functions
 from helpers.comparing import assert_same, seeded, tensors
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.processes import run_script
 from helpers.torchvision_here import import_torchvision
@@ -231,8 +229,8 @@ EXACT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("options", [{}, {"preset": "gaudi/nlp/bert"}, {"opt_level": "O2"}], ids=str)
+@each("name", EXACT)
+@each("options", [{}, {"preset": "gaudi/nlp/bert"}, {"opt_level": "O2"}])
 def test_what_makes_weights_of_weights_is_exact(name: str, options: dict[str, str]) -> None:
     expected = seeded(EXACT[name])
     hmp.convert(**options)
@@ -270,17 +268,6 @@ def test_functions_of_a_module_imported_later_keep_their_code_after_restore() ->
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-def test_spectral_norm_can_be_compiled_whole() -> None:
-    module = parametrizations.spectral_norm(nn.Linear(8, 8))
-    plain, x = copy.deepcopy(module), torch.randn(3, 8)
-    hmp.convert()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), plain(x))
-    for one, other in zip(module.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
-    torch._dynamo.reset()
-
-
 # ---- quantization --------------------------------------------------------------------------------------------------
 
 OBSERVERS = [
@@ -295,8 +282,8 @@ OBSERVERS = [
 ]
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
-@pytest.mark.parametrize("given", [FP32, BF16], ids=["float32", "lowered"])
+@each("name", OBSERVERS)
+@each("given", [FP32, BF16])
 def test_what_an_observer_has_seen_is_exact(name: str, given: torch.dtype) -> None:
     def run(dtype: torch.dtype) -> list[Any]:
         observer = getattr(quantization, name)()
@@ -310,16 +297,6 @@ def test_what_an_observer_has_seen_is_exact(name: str, given: torch.dtype) -> No
     assert_same(seeded(lambda: run(given)), expected)
 
 
-def test_an_observer_can_be_scripted() -> None:
-    x = torch.randn(4, 6)
-    plain = quantization.MinMaxObserver()
-    plain(x)
-    hmp.convert()
-    scripted = torch.jit.script(quantization.MinMaxObserver())
-    scripted(x)
-    assert_same(scripted.calculate_qparams(), plain.calculate_qparams())
-
-
 class Small(nn.Module):
     """What can be quantized."""
 
@@ -330,29 +307,6 @@ class Small(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.leave(self.body(self.enter(x)))
-
-
-def aware_of_quantization(fused: bool) -> tuple[list[Any], torch.Tensor]:
-    model = Small()
-    if fused:
-        quantization.fuse_modules_qat(model, [["body.0", "body.1", "body.2"]], inplace=True)
-    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
-    quantization.prepare_qat(model, inplace=True)
-    for _ in range(2):
-        model(torch.randn(2, 3, 8, 8)).float().pow(2).sum().backward()
-    state = [*model.state_dict().values(), *(one.grad for one in model.parameters())]
-    return state, quantization.convert(model.eval())(torch.randn(2, 3, 8, 8))
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_training_aware_of_quantization_works(fused: bool) -> None:
-    state, result = seeded(lambda: aware_of_quantization(fused))
-    hmp.convert()
-    ours, our_result = seeded(lambda: aware_of_quantization(fused))
-    for one, other in zip(ours, state, strict=True):
-        assert one.dtype is other.dtype
-        assert (one.float() - other.float()).norm() <= 0.05 * (other.float().norm() + 1)
-    assert (our_result - result).norm() <= 0.1 * result.norm()
 
 
 def test_weights_quantized_after_training_are_exact() -> None:
@@ -392,21 +346,6 @@ def test_a_dynamically_quantized_model_takes_what_was_lowered(name: str) -> None
         assert_same(model(x), expected)
 
 
-def test_a_dynamically_quantized_module_takes_lowered_sequences() -> None:
-    model = quantization.quantize_dynamic(nn.Sequential(nn.GRU(8, 8)), {nn.GRU})
-    packed = pack_padded_sequence(torch.randn(3, 2, 8).bfloat16(), torch.tensor([3, 2]))
-    expected = model(packed.float())
-    hmp.convert()
-    assert_same(model(packed), expected)
-
-
-def test_a_dynamically_quantized_model_can_be_compiled() -> None:
-    model = quantization.quantize_dynamic(nn.Sequential(nn.ReLU(), nn.Linear(8, 8)), {nn.Linear})
-    hmp.convert()
-    assert_same(torch.compile(model, backend="eager")(torch.ones(2, 8)), model(torch.ones(2, 8)))
-    torch._dynamo.reset()
-
-
 def test_a_scaler_that_is_off_leaves_a_closure_its_casts(converted: Converter) -> None:
     weight, seen = nn.Parameter(torch.ones(4, 4)), []
 
@@ -418,14 +357,3 @@ def test_a_scaler_that_is_off_leaves_a_closure_its_casts(converted: Converter) -
     converted(bf16=["mm"])
     torch.amp.GradScaler("cpu", enabled=False).step(torch.optim.SGD([weight], lr=0.1), closure)
     assert seen == [torch.bfloat16]
-
-
-def test_a_traceback_shows_the_first_line_of_an_exchanged_function() -> None:
-    def fail(_: nn.Module) -> None:
-        raise ArithmeticError
-
-    hmp.convert()
-    with pytest.raises(ArithmeticError) as raised:
-        nn.Linear(2, 2).apply(fail)
-    shown = [frame.line for frame in traceback.extract_tb(raised.tb) if frame.name == "apply"]
-    assert [str(line).startswith("def apply(") for line in shown] == [True, False]

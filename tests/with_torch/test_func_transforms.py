@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from helpers.each import each
 from helpers.gradients import leaf, low, small_layers
 from helpers.lists import Converter
 from helpers.processes import run_script
@@ -47,7 +47,7 @@ def loss_by_hand(w: torch.Tensor) -> torch.Tensor:
     return torch.mm(M.bfloat16(), w.bfloat16()).float().pow(2).sum()
 
 
-@pytest.mark.parametrize(
+@each(
     "transform",
     [
         lambda f: torch.func.grad(f)(N),
@@ -143,7 +143,7 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
+@each("norm", NORMS.values())
 def test_transforms_go_through_norms_of_lowered_activations(norm: Callable[[], nn.Module]) -> None:
     # The formulas of torch's transforms do not take a float32 weight beside a lower input, as the kernels do.
     model = nn.Sequential(nn.Linear(4, 6), norm(), nn.Linear(6, 2))
@@ -176,7 +176,7 @@ def model_loss_by_hand(x: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(torch.mm(low(x), low(N)).float(), -1).pow(2).sum()
 
 
-@pytest.mark.parametrize(
+@each(
     "transform",
     [
         lambda f: torch.func.jacrev(torch.func.jacfwd(f))(M),
@@ -190,7 +190,6 @@ def model_loss_by_hand(x: torch.Tensor) -> torch.Tensor:
         lambda f: torch.autograd.functional.jacobian(f, M, vectorize=True),
         lambda f: torch.autograd.functional.jacobian(f, M, vectorize=True, strategy="forward-mode"),
     ],
-    ids=["rev-fwd", "fwd-rev", "jvp-grad", "hessian", "hvp", "vhp", "vjp", "jvp", "jacobian", "jacobian-forward"],
 )
 def test_transforms_of_a_mixed_function_are_those_of_casts_by_hand(
     converted: Converter, transform: Callable[[Loss], Any]

@@ -15,24 +15,14 @@ import torch.nn.functional as F
 from habana_mp import hmp, ops
 from helpers.cases import ADDED_UP, CASES, LATE_KERNELS, NO_KERNEL, Case, cast
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.gradients import gradients, leaf, low, small_layers
 from helpers.lists import Converter
-from helpers.models import small_classifier
 
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
-
-
-def test_inference_mode_works() -> None:
-    model = small_classifier()
-    hmp.convert()
-    expected = model(M)
-    with torch.inference_mode():
-        result = model(M)
-        assert torch.mm(M, N).is_inference()
-    assert torch.equal(result, expected)
 
 
 Loss = Callable[..., torch.Tensor]
@@ -103,7 +93,7 @@ TWICE: dict[str, tuple[Loss, Loss, list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWICE)
+@each("name", TWICE)
 def test_second_and_third_gradients_are_those_of_casts_by_hand(converted: Converter, name: str) -> None:
     function, by_hand, bf16, fp32 = TWICE[name]
 
@@ -149,44 +139,6 @@ def test_float64_passes_gradcheck_untouched() -> None:
 # ---- the graph and its hooks -----------------------------------------------------------------------------------------
 
 
-def test_a_graph_that_is_kept_gives_the_same_gradient_again(converted: Converter) -> None:
-    x = leaf(M)
-    converted(bf16=["mm"], fp32=["softmax"])
-    loss = torch.softmax(torch.mm(x, N), -1).pow(2).sum()
-    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
-    hmp.restore()
-    (again,) = torch.autograd.grad(loss, x)
-    assert first.dtype is FP32
-    assert torch.equal(first, again)
-
-
-def test_accumulated_gradients_are_the_float32_sum_of_each(converted: Converter) -> None:
-    batches = [torch.randn(4, 4) for _ in range(5)]
-    converted(bf16=["mm"])
-    each = [torch.autograd.grad(torch.mm(batch, w := leaf(N)).float().sum(), w)[0] for batch in batches]
-    total = leaf(N)
-    for batch in batches:
-        torch.mm(batch, total).float().sum().backward()
-    hmp.restore()
-    expected = each[0]
-    for one in each[1:]:
-        expected = expected + one
-    assert_same(total.grad, expected)
-
-
-def test_a_lowered_result_that_keeps_its_gradient_keeps_it_in_its_own_precision(converted: Converter) -> None:
-    x = leaf(M)
-    converted(bf16=["mm"])
-    hidden = torch.mm(x, N)
-    hidden.retain_grad()
-    hidden.float().pow(2).sum().backward()
-    assert hidden.grad is not None
-    assert hidden.grad.dtype is BF16
-    assert torch.equal(hidden.grad, 2 * hidden.detach().float().bfloat16())
-    assert x.grad is not None
-    assert x.grad.dtype is FP32
-
-
 # ---- in place, views, inference --------------------------------------------------------------------------------------
 
 
@@ -222,35 +174,6 @@ def test_changing_a_float32_input_after_its_cast_leaves_the_gradient_right(conve
     out.sum().backward()
     hmp.restore()
     assert_same(x.grad, (torch.ones(4, 4).bfloat16() @ N.bfloat16().t()).float())
-
-
-def test_a_detached_lowered_result_shares_its_memory(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    out = torch.mm(leaf(M), N)
-    out.detach().zero_()
-    assert out.eq(0).all()
-
-
-def test_inference_tensors_are_refused_by_the_backward_as_in_torch(converted: Converter) -> None:
-    with torch.inference_mode():
-        fixed = torch.ones(4, 4)
-    converted(bf16=["relu"], fp32=["exp"])
-    x = leaf(M)
-    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-        x * fixed
-    with torch.inference_mode():
-        assert torch.relu(fixed).is_inference()
-        assert torch.exp(torch.relu(fixed)).dtype is FP32
-
-
-def test_no_grad_and_enable_grad_decide_what_is_recorded(converted: Converter) -> None:
-    x = leaf(M)
-    converted(bf16=["mm"])
-    with torch.no_grad():
-        assert not torch.mm(x, N).requires_grad
-        with torch.enable_grad():
-            assert torch.mm(x, N).requires_grad
-    assert torch.mm(x.detach(), N).grad_fn is None
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
@@ -290,12 +213,3 @@ def test_backwards_of_many_threads_add_up_in_shared_weights(pool: ThreadPoolExec
         assert weight.grad is not None
         assert one is not None
         torch.testing.assert_close(weight.grad, 16 * one)
-
-
-def test_one_graph_may_be_walked_by_two_threads(pool: ThreadPoolExecutor, converted: Converter) -> None:
-    x = leaf(M)
-    converted(bf16=["mm"])
-    shared = torch.mm(x, N)
-    losses = [shared.float().sum(), shared.float().pow(2).sum()]
-    got = list(pool.map(lambda loss: torch.autograd.grad(loss, x, retain_graph=True)[0], losses))
-    assert_same(got, [torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses])

@@ -12,6 +12,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same, seeded
+from helpers.each import each
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -33,7 +34,7 @@ INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", INITIALISERS)
+@each("name", INITIALISERS)
 def test_initialising_after_construction_is_exact(name: str) -> None:
     def run() -> list[torch.Tensor]:
         return [INITIALISERS[name](torch.empty(shape)) for shape in ((9, 9), (3, 9), (9, 3))]
@@ -55,7 +56,7 @@ RESET = [
 ]
 
 
-@pytest.mark.parametrize("module", RESET, ids=lambda one: type(one).__name__)
+@each("module", RESET)
 def test_resetting_parameters_is_exact(module: Any) -> None:
     def run() -> list[torch.Tensor]:
         made = copy.deepcopy(module)
@@ -78,18 +79,6 @@ def test_lazy_modules_are_materialised_exactly(given: torch.dtype) -> None:
     expected = seeded(lambda: run(FP32))
     hmp.convert()
     assert_same(seeded(lambda: run(given)), expected)
-
-
-@pytest.mark.parametrize("to", [BF16, torch.float64], ids=str)
-def test_lazy_modules_can_be_converted_before_they_are_materialised(to: torch.dtype) -> None:
-    def run() -> list[torch.Tensor]:
-        model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5)).to(to)
-        model(torch.ones(2, 3, 6, 6, dtype=to))
-        return list(model.parameters())
-
-    expected = seeded(run)
-    hmp.convert()
-    assert_same(seeded(run), expected)
 
 
 def test_a_module_made_without_memory_is_filled_exactly() -> None:

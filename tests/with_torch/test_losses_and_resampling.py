@@ -12,8 +12,9 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
-from helpers.modules import assert_near, lower, raised, trained, trained_by_hand
+from helpers.modules import assert_near, lower, raised
 
 FP32 = torch.float32
 
@@ -57,7 +58,7 @@ LOSSES: dict[str, tuple[nn.Module, tuple[Any, ...], int]] = {
 MULTIPLYING = {"GaussianNLLLoss", "MultiLabelSoftMarginLoss"}
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
 def test_a_loss_of_lowered_scores_is_computed_in_float32(name: str) -> None:
     module, given, results = LOSSES[name]
     lowered = tuple(lower(one) if index < results else one for index, one in enumerate(given))
@@ -82,15 +83,6 @@ def test_a_loss_of_lowered_scores_is_computed_in_float32(name: str) -> None:
     assert_same(run(given), expected_full)
 
 
-def test_an_adaptive_softmax_trains() -> None:
-    module, x, labels = nn.AdaptiveLogSoftmaxWithLoss(16, 20, [4, 10]), torch.randn(12, 16), torch.arange(12)
-    expected = trained(module, x, labels), module.log_prob(x)
-    hmp.convert()
-    for given in (x, x.bfloat16()):
-        assert_near((trained(module, given, labels), module.log_prob(given)), expected)
-        assert module.predict(given).shape == (12,)
-
-
 IMAGES = torch.randn(1, 2, 4, 6, generator=G)
 GRID = torch.rand(1, 3, 5, 2, generator=G) * 2 - 1
 RESAMPLING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -111,7 +103,7 @@ RESAMPLING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", RESAMPLING)
+@each("name", RESAMPLING)
 def test_resampling_follows_its_input_and_obeys_a_list(converted: Converter, name: str) -> None:
     run = RESAMPLING[name]
     antialiased = name == "antialiased"  # has no kernel for bfloat16 on a CPU
@@ -141,12 +133,3 @@ def test_sampling_on_a_grid_runs_in_float32(converted: Converter, mode: str) -> 
     assert_same(run(IMAGES.bfloat16(), GRID), of_lowered)
     converted(bf16=["grid_sample"])
     assert_same(run(IMAGES, GRID), full)
-
-
-def test_bilinear_goes_to_the_widest_input(converted: Converter) -> None:
-    module, x, y = nn.Bilinear(3, 4, 5), torch.randn(2, 3), torch.randn(2, 4)
-    expected, lowered = trained(module, x.bfloat16().float(), y), trained_by_hand(module, x, y)
-    hmp.convert()
-    assert_same(trained(module, x.bfloat16(), y), expected)
-    converted(bf16=["bilinear"])
-    assert_same(trained(module, x, y), lowered)

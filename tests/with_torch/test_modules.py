@@ -66,15 +66,6 @@ def test_a_model_that_keeps_functions_can_be_copied_and_pickled(converted: Conve
         assert torch.equal(one(M), expected)
 
 
-def test_a_state_dict_saved_while_converted_is_float32(converted: Converter, tmp_path: Any) -> None:
-    model = Holding()
-    converted(bf16=["linear", "t", "relu"])
-    model(M).sum().backward()
-    torch.save(model.state_dict(), tmp_path / "state.pt")
-    hmp.restore()
-    assert {value.dtype for value in torch.load(tmp_path / "state.pt").values()} == {FP32}
-
-
 def test_synchronised_batch_norm_keeps_state_and_runs_in_eval() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
     model[0].running_mean.uniform_()
@@ -149,29 +140,3 @@ def test_whole_models_saved_while_converted_are_read_without_us(tmp_path: Path) 
     torch.save(models, tmp_path / "model.pt")
     done = run_script(WHOLE, str(tmp_path / "model.pt"))
     assert (done.returncode, done.stdout) == (0, "{torch.float32}\n"), done.stderr
-
-
-def test_hooks_see_what_the_module_gives_and_gradients_keep_their_dtypes() -> None:
-    seen: dict[str, torch.dtype] = {}
-    module = nn.Linear(4, 4)
-    module.register_forward_pre_hook(lambda _, given: seen.update(before=given[0].dtype))
-    module.register_forward_hook(lambda _, given, result: seen.update(after=result.dtype))
-    module.register_full_backward_hook(lambda _, given, result: seen.update(to=given[0].dtype, came=result[0].dtype))
-    module.weight.register_hook(lambda gradient: seen.update(weight=gradient.dtype))
-    module.bias.register_post_accumulate_grad_hook(lambda one: seen.update(bias=one.grad.dtype))
-    x = torch.randn(2, 4, requires_grad=True)
-    hmp.convert()
-    module(x).float().sum().backward()
-    assert seen == {"before": FP32, "after": BF16, "to": FP32, "came": BF16, "weight": FP32, "bias": FP32}
-    assert x.grad is not None
-    assert x.grad.dtype is FP32
-
-
-def test_a_hook_may_replace_what_goes_in_and_out() -> None:
-    module = nn.Linear(4, 4)
-    module.register_forward_pre_hook(lambda _, given: (given[0] * 2,))
-    module.register_forward_hook(lambda _, given, result: result.float())
-    x = torch.randn(2, 4)
-    expected = F.linear(lower(x) * 2, lower(module.weight), lower(module.bias)).float()
-    hmp.convert()
-    assert_same(module(x), expected)

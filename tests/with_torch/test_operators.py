@@ -14,6 +14,7 @@ import torch
 
 from habana_mp import hmp
 from helpers.compiling import BACKENDS, HAS_COMPILER
+from helpers.each import each
 from helpers.lists import Converter, write_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -98,20 +99,6 @@ def test_an_operator_in_no_list_is_left_alone(converted: Converter) -> None:
     assert product(M, N).dtype is FP32
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_of_an_operator_equal_those_of_casts_by_hand(converted: Converter, way: str) -> None:
-    def gradients(call: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        leaves = [M.clone().requires_grad_(), N.clone().requires_grad_()]
-        call(*leaves).float().square().sum().backward()
-        return tuple(leaf.grad for leaf in leaves)
-
-    expected = gradients(lambda x, y: product(x.bfloat16(), y.bfloat16()))
-    converted(bf16=[NAME])
-    for mine, theirs in zip(gradients(WAYS[way]), expected, strict=True):
-        assert mine.dtype is FP32
-        assert torch.equal(mine, theirs)
-
-
 @pytest.mark.usefixtures("counted")
 def test_the_report_and_the_log_name_the_operator(converted: Converter, tmp_path: Path) -> None:
     log = tmp_path / "casts.log"
@@ -123,14 +110,6 @@ def test_the_report_and_the_log_name_the_operator(converted: Converter, tmp_path
     assert "casting  <OpOverload(op='hmp_test.product', overload='default')>  to  to_bf16" in log.read_text()
 
 
-def test_casts_of_an_operator_can_be_disabled(converted: Converter) -> None:
-    converted(bf16=[NAME])
-    with hmp.disable_casts():
-        assert product(M, N).dtype is FP32
-    with torch.autocast("cpu", enabled=False):
-        assert product(M, N).dtype is FP32
-
-
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_an_operator_that_writes_into_its_first_input_keeps_it(converted: Converter, dtype: torch.dtype) -> None:
     converted(bf16=["hmp_test::scale_"])
@@ -139,15 +118,6 @@ def test_an_operator_that_writes_into_its_first_input_keeps_it(converted: Conver
     scale_(target, N)
     assert (target.dtype, target.data_ptr()) == (dtype, address)
     assert torch.equal(target, M.to(dtype) * N.to(dtype))
-
-
-def test_what_an_operator_writes_into_is_not_cast(converted: Converter) -> None:
-    converted(bf16=["hmp_test::store"])
-    total = torch.zeros(())
-    assert store(M, total).dtype is BF16
-    assert store(M, total=total).dtype is BF16
-    assert total.dtype is FP32
-    assert torch.equal(total, 2 * M.bfloat16().sum().float())
 
 
 def test_an_input_that_is_a_number_in_another_overload_is_cast(converted: Converter) -> None:
@@ -162,14 +132,6 @@ def test_an_input_that_is_a_number_in_another_overload_is_cast(converted: Conver
     assert torch.equal(scale(M, 0.5), M.bfloat16() * 0.5)
 
 
-def test_an_operator_writes_into_its_first_input_by_keyword(converted: Converter) -> None:
-    converted(bf16=["hmp_test::scale_"])
-    target = M.clone()
-    scale_(y=N.bfloat16(), x=target)
-    with hmp.disable_casts():
-        assert torch.equal(target, M * N.bfloat16().float())
-
-
 def test_an_operator_that_writes_into_another_input_is_called_once(converted: Converter) -> None:
     converted(bf16=["hmp_test::store_float32"])
     total = torch.zeros(())
@@ -182,7 +144,7 @@ def test_an_operator_that_writes_into_another_input_is_called_once(converted: Co
         assert torch.equal(store_float32(M, total), M * 2)
 
 
-@pytest.mark.parametrize("name", ["hmp_test::absent", "absent::product", f"{NAME}.absent", "::", "a::"])
+@each("name", ["hmp_test::absent", "absent::product", f"{NAME}.absent", "::", "a::"])
 def test_an_operator_that_is_not_there_is_an_error_with_its_line(tmp_path: Path, name: str) -> None:
     path = write_list(tmp_path / "own.txt", ["mm", name])
     with pytest.raises(hmp.ListError, match=r"own\.txt:2: unknown operator"):
@@ -202,8 +164,8 @@ def test_a_name_of_aten_is_the_function_of_that_name(converted: Converter) -> No
     assert torch.softmax(M.bfloat16(), -1).dtype is FP32
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("way", WAYS)
+@each("backend", BACKENDS)
 def test_a_compiled_operator_is_cast_as_the_plain_one(converted: Converter, backend: str, way: str) -> None:
     call = WAYS[way]
     compiled = torch.compile(lambda x, y: call(x, y) + 1, backend=backend, fullgraph=True)
@@ -255,45 +217,6 @@ def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, 
         assert torch.matmul(M, N).dtype is BF16
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
-def test_casts_are_on_again_after_a_compiled_operator_that_raised(converted: Converter, backend: str) -> None:
-    @torch.library.custom_op("hmp_test::fails", mutates_args=(), schema="(Tensor x) -> Tensor")
-    def fails(x: torch.Tensor) -> torch.Tensor:
-        raise ValueError("as it should")
-
-    fails.register_fake(torch.empty_like)
-    converted(bf16=["mm"])
-    compiled = torch.compile(lambda x: fails(x) + 1, backend=backend)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="as it should"):
-            compiled(M)
-        assert torch.mm(M, M).dtype is BF16
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
-def test_a_compiled_operator_trains_as_the_plain_one(converted: Converter, backend: str) -> None:
-    def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
-        leaf = M.clone().requires_grad_()
-        call(leaf, N).sum().backward()
-        assert leaf.grad is not None
-        return leaf.grad
-
-    converted(bf16=[NAME])
-    compiled = torch.compile(product, backend=backend, fullgraph=True)
-    assert torch.equal(gradient(compiled), gradient(product))
-
-
-def test_an_exported_program_holds_the_operators_casts(converted: Converter) -> None:
-    class Calling(torch.nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return product(x, y)
-
-    converted(bf16=[NAME])
-    program = torch.export.export(Calling(), (M, N))
-    hmp.restore()
-    assert torch.equal(program.module()(M, N), BY_HAND)
-
-
 @pytest.mark.skipif(not hasattr(product, "register_autocast"), reason="this torch's operators have no autocast rules")
 @pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
 def test_an_operator_with_an_autocast_rule_obeys_the_lists_and_autocast(converted: Converter) -> None:
@@ -310,8 +233,8 @@ def test_an_operator_with_an_autocast_rule_obeys_the_lists_and_autocast(converte
     assert doubled(M).dtype is FP32
 
 
-@pytest.mark.parametrize("backend", [None, *BACKENDS])
-@pytest.mark.parametrize("way", WAYS)
+@each("backend", [None, *BACKENDS])
+@each("way", WAYS)
 def test_an_operator_can_be_wrapped(converted: Converter, way: str, backend: str | None) -> None:
     wrapped = hmp.op_wrap(WAYS[way], to="bf16")
     call = wrapped if backend is None else torch.compile(wrapped, backend=backend, fullgraph=True)

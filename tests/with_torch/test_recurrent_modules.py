@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from habana_mp import hmp
 from helpers import processor
 from helpers.comparing import assert_same, tensors
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, trained, trained_by_hand
 
@@ -61,8 +62,8 @@ def assert_trained(given: Any, by_hand: Any) -> None:
     assert_near(given[1], by_hand[1])
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-@pytest.mark.parametrize("state", [False, True], ids=["no state", "state"])
+@each("name", RECURRENT)
+@each("state", [False, True])
 def test_a_listed_recurrent_module_trains_as_by_hand(converted: Converter, name: str, state: bool) -> None:
     module, x, first = recurrent(name)
     inputs = (x, first) if state else (x,)
@@ -72,7 +73,7 @@ def test_a_listed_recurrent_module_trains_as_by_hand(converted: Converter, name:
     assert_trained(trained(module, x.bfloat16(), *inputs[1:]), expected)
 
 
-@pytest.mark.parametrize("name", [one for one in RECURRENT if one.startswith("LSTM") and "projection" not in one])
+@each("name", [one for one in RECURRENT if one.startswith("LSTM") and "projection" not in one])
 def test_an_lstm_trains_as_by_hand_where_the_list_names_its_kernel(name: str) -> None:
     module, x, first = recurrent(name)
     has_kernel = processor.has_lstm(BF16)
@@ -88,8 +89,8 @@ def test_an_lstm_trains_as_by_hand_where_the_list_names_its_kernel(name: str) ->
         assert module(x)[0].dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@each("name", RECURRENT)
+@each("training", [True, False])
 def test_a_recurrent_module_in_no_list_follows_its_input(converted: Converter, name: str, training: bool) -> None:
     module, x, first = recurrent(name)
     module.train(training)
@@ -99,8 +100,8 @@ def test_a_recurrent_module_in_no_list_follows_its_input(converted: Converter, n
     assert_trained(trained(module, x.bfloat16(), first), lowered)
 
 
-@pytest.mark.parametrize("how", ["list", "preset", "region", "region without a cache", "weights that are no leaves"])
-@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU", "RNN"])
+@each("how", ["list", "preset", "region", "region without a cache", "weights that are no leaves"])
+@each("name", ["LSTM with a projection", "GRU", "RNN"])
 def test_gradients_over_many_steps_are_summed_in_float32(converted: Converter, name: str, how: str) -> None:
     module, _, _ = recurrent(name)
     if "leaves" in how:
@@ -125,7 +126,7 @@ def test_gradients_over_many_steps_are_summed_in_float32(converted: Converter, n
                 assert (given - wanted).norm() < 0.02 * wanted.norm()
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@each("name", RECURRENT)
 def test_packed_sequences_go_through_recurrent_modules(converted: Converter, name: str) -> None:
     module, x, first = recurrent(name)
     batch_first = bool(RECURRENT[name][1].get("batch_first"))
@@ -171,9 +172,9 @@ def assert_runs_as_by_hand_where_autocast_raises(module: nn.Module, x: torch.Ten
                 assert_same(module(x, first), expected[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("name", RECURRENT)
+@each("dtype", [torch.bfloat16, torch.float16])
+@each("packed", [False, True])
+@each("name", RECURRENT)
 def test_the_preset_lowers_the_products_of_a_recurrent_module_as_torchs_autocast_does(
     name: str, packed: bool, dtype: torch.dtype
 ) -> None:
@@ -232,26 +233,6 @@ def test_kept_casts_serve_the_products_of_a_recurrent_module_and_follow_its_weig
     assert (row.precision, row.calls) == ("bf16", 6)
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_a_users_hook_of_saved_tensors_computes_outside_of_the_products_of_a_recurrent_module(
-    kind: type[nn.RNNBase],
-) -> None:
-    seen = set()
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        with hmp.disable_casts():
-            seen.add(
-                (torch.mm(tensor.new_ones(2, 2).float(), torch.ones(2, 2)).dtype, torch.is_autocast_enabled("cpu"))
-            )
-        return tensor
-
-    hmp.convert(preset="torch-cpu")
-    x = pack_padded_sequence(torch.randn(4, 4, 8), torch.tensor([4, 3, 3, 1]))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assert kind(8, 6)(x)[0].data.dtype is torch.float32
-    assert seen == {(torch.float32, False)}
-
-
 def test_a_list_of_ones_own_means_the_whole_of_a_recurrent_module(converted: Converter) -> None:
     module, x, _ = recurrent("LSTM with a projection")
     converted(bf16=["GRU"], fp32=[])
@@ -261,23 +242,6 @@ def test_a_list_of_ones_own_means_the_whole_of_a_recurrent_module(converted: Con
         assert module(x)[1][1].dtype is of_state
     hmp.convert("O2")
     assert nn.GRU(8, 6)(x)[0].dtype is torch.float32
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
-def test_the_products_of_a_recurrent_module_stay_in_float32_where_torch_records_it(
-    kind: type[nn.RNNBase], packed: bool
-) -> None:
-    module, x = kind(8, 6).requires_grad_(False), torch.randn(4, 4, 8)
-    run = run_recurrent(kind.__name__, module, packed)
-    expected = run(x)[0]
-    hmp.convert(preset="torch-cpu")
-    assert_same(torch.jit.trace(run, x)(x)[0], expected)
-    if not packed:  # no tracer but jit's knows packed sequences
-        assert_same(make_fx(lambda one: run(one)[0])(x)(x), expected)
-        assert_same(torch.export.export(module, (x,)).module()(x)[0], expected)
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.LSTM])
@@ -318,7 +282,7 @@ def while_watched(run: Callable[..., Any], x: torch.Tensor) -> Any:
         return run(x)
 
 
-@pytest.mark.parametrize(
+@each(
     "way",
     [
         lambda run, x: torch.func.grad(lambda one: run(one)[0].float().sum())(x),
@@ -328,7 +292,7 @@ def while_watched(run: Callable[..., Any], x: torch.Tensor) -> Any:
         lambda run, x: tree_map(lambda one: one.as_subclass(torch.Tensor), run(x.as_subclass(Subclass))),
     ],
 )
-@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU", "RNN"])
+@each("name", ["LSTM with a projection", "GRU", "RNN"])
 def test_the_products_of_a_recurrent_module_are_lowered_where_somebody_watches(
     name: str, way: Callable[..., Any]
 ) -> None:
@@ -339,8 +303,8 @@ def test_the_products_of_a_recurrent_module_are_lowered_where_somebody_watches(
     assert_same(way(module, x), expected)
 
 
-@pytest.mark.parametrize("lowered", ["x", "state", "both"])
-@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU", "RNN"])
+@each("lowered", ["x", "state", "both"])
+@each("name", ["LSTM with a projection", "GRU", "RNN"])
 def test_the_state_of_a_recurrent_module_stays_in_the_precision_that_it_comes_in(name: str, lowered: str) -> None:
     module, x, first = recurrent(name)
     x, first = lower(x) if lowered != "state" else x, lower(first) if lowered != "x" else first
@@ -356,16 +320,6 @@ def test_the_state_of_a_recurrent_module_stays_in_the_precision_that_it_comes_in
 def test_an_lstm_of_no_sequences_stays_in_float32() -> None:
     hmp.convert(preset="torch-cpu")
     assert nn.LSTM(8, 6)(torch.empty(4, 0, 8))[0].dtype is torch.float32
-
-
-@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="this torch does not say that it exports")
-def test_an_exported_lstm_runs_lowered_as_in_eager_code() -> None:
-    module, x = nn.LSTM(8, 6), torch.randn(4, 4, 8)
-    hmp.convert(preset="torch-cpu")
-    expected = module(x)[0]
-    given = torch.export.export(module, (x,)).module()(x)[0]
-    assert given.dtype is expected.dtype is torch.bfloat16
-    assert_near(given, expected)
 
 
 @pytest.mark.parametrize("name", ["LSTM with a projection", "GRU"])
@@ -397,17 +351,6 @@ def test_compiled_code_makes_the_products_of_a_recurrent_module_as_eager_code_wh
     expected = exact if traced else module(x)
     with torch._dynamo.config.patch({"allow_rnn": True} if traced else {}):
         assert_same(torch.compile(module, backend="aot_eager", fullgraph=traced)(x), expected)
-
-
-def test_torchs_own_autocast_has_the_last_word_on_a_recurrent_module() -> None:
-    module, x = nn.GRU(8, 6), torch.randn(4, 4, 8)
-    with torch.autocast("cpu", torch.float16):
-        expected = module(x)
-    hmp.convert(preset="torch-cpu")
-    with pytest.warns(hmp.HmpWarning, match="torch.autocast"), torch.autocast("cpu", torch.float16):
-        assert_same(module(x), expected)
-    with torch.autocast("cpu", enabled=False):
-        assert module(x)[0].dtype is torch.float32
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.gradients import leaf, small_layers
 from helpers.lists import Converter
 
@@ -51,8 +52,8 @@ def test_operations_in_the_saved_tensor_hooks_may_be_covered_themselves(converte
     assert_same(hooked.grad, plain.grad)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, IndexError])
-@pytest.mark.parametrize("name", ["mm", "conv2d", "gru", "softmax"])
+@each("error", [RuntimeError, ValueError, TypeError, IndexError])
+@each("name", ["mm", "conv2d", "gru", "softmax"])
 def test_an_error_of_a_hook_of_saved_tensors_is_not_taken_for_one_of_torch(name: str, error: type[Exception]) -> None:
     layer = nn.GRU(4, 4)
     calls: dict[str, Callable[[], Any]] = {
@@ -124,8 +125,8 @@ def expanded(kept: Any) -> torch.Tensor:
     return value if scale is None else value.float() * scale
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-@pytest.mark.parametrize(
+@each("backend", [None, "aot_eager"])
+@each(
     "call",
     [
         lambda x: F.softmax(x, -1),
@@ -156,9 +157,9 @@ def normalised(gradients: Any) -> tuple[torch.Tensor]:
 GradientOf = Callable[[Any], tuple[torch.Tensor]]
 
 
-@pytest.mark.parametrize("options", [{}, {"preset": "torch-cpu"}, {"opt_level": "O2"}], ids=str)
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize(
+@each("options", [{}, {"preset": "torch-cpu"}, {"opt_level": "O2"}])
+@each("before", [False, True])
+@each(
     "hook",
     [
         normalised,

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from habana_mp import hmp
 from helpers.comparing import assert_same, seeded
+from helpers.each import each
 from helpers.lists import Converter
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -40,22 +41,6 @@ def test_a_dispatch_mode_sees_the_casts(converted: Converter) -> None:
     with Watching():
         torch.mm(M, N)
     assert seen == ["aten._to_copy.default", "aten._to_copy.default", "aten.mm.default"]
-
-
-def test_a_function_mode_and_a_subclass_see_one_call(converted: Converter) -> None:
-    from torch.overrides import TorchFunctionMode
-
-    seen = []
-
-    class Watching(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    converted(bf16=["mm"])
-    with Watching():
-        assert torch.mm(M, N).dtype is BF16
-    assert seen.count(torch.mm) == 1
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +208,7 @@ def by_hand(kind: str, call: Callable[[Any], Any], precision: torch.dtype | None
 
 
 @pytest.mark.filterwarnings("ignore:.*has no effect")
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_operations_on_a_kind_of_tensor_are_those_of_casting_by_hand(converted: Converter, kind: str) -> None:
     expected = {name: by_hand(kind, call, precision) for name, (call, precision) in OPERATIONS.items()}
     inputs = {name: made(kind) for name in (*OPERATIONS, *IN_PLACE)}
@@ -280,28 +265,6 @@ def test_a_subclass_sees_the_original_function_once(converted: Converter, name: 
     assert result.dtype is (BF16 if name == "mm" else FP32)
 
 
-class Unwrapping(torch.Tensor):
-    """Gives plain tensors."""
-
-    seen: ClassVar[list[Any]] = []
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.seen.append(func)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
-def test_a_subclass_that_unwraps_sees_the_operation_once_and_no_cast(converted: Converter) -> None:
-    x = torch.ones(4, 4).as_subclass(Unwrapping)
-    converted(bf16=["mm"])
-    Unwrapping.seen.clear()
-    result = torch.mm(x, x)
-    assert Unwrapping.seen == [torch.mm]
-    assert type(result) is torch.Tensor
-    assert result.dtype is BF16
-
-
 class WatchingMode(TorchFunctionMode):
     """Notes what is called, and the dtypes of the tensors that it is called with."""
 
@@ -344,38 +307,7 @@ def test_a_subclass_that_refuses_casts_is_asked_as_it_is(converted: Converter) -
         torch.relu(x)
 
 
-def test_fake_tensors_have_the_dtypes_and_strides_of_real_ones(converted: Converter) -> None:
-    real = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    weight = torch.randn(5, 3, 3, 3)
-    converted(bf16=["conv2d", "relu"], fp32=["softmax"])
-    with FakeTensorMode() as mode:
-        x, w = mode.from_tensor(real), mode.from_tensor(weight)
-        fake = [F.conv2d(x, w), torch.relu(x), torch.softmax(F.conv2d(x, w), 1), x + x.bfloat16()]
-    expected = [F.conv2d(real, weight), torch.relu(real), torch.softmax(F.conv2d(real, weight), 1), real]
-    for one, other in zip(fake, expected, strict=True):
-        assert isinstance(one, FakeTensor)
-        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-
-
 # ---- models of one precision ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [FP64, BF16, FP16], ids=str)
-def test_a_model_in_another_precision_gives_what_it_gives_in_torch(converted: Converter, dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(16, 5)).to(dtype)
-    x, labels = torch.randn(2, 3, 4, 4).to(dtype), torch.tensor([0, 3])
-
-    def run() -> Any:
-        model.zero_grad()
-        loss = F.nll_loss(model(x), labels)
-        loss.backward()
-        return loss.detach(), [parameter.grad for parameter in model.parameters()]
-
-    expected = run()
-    listed = ["conv2d", "linear", "gelu", "group_norm"]
-    converted(**({"fp32": listed} if dtype is FP64 else {"bf16": listed, "dtype": dtype}))
-    assert_same(run(), expected)
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
@@ -394,7 +326,7 @@ def test_casts_keep_the_format_of_memory(converted: Converter, grad: bool) -> No
         assert one.stride() == other.stride()
 
 
-@pytest.mark.parametrize("kind", ["shared", "of NumPy", "of NumPy, read-only", "of NumPy by DLPack", "of a buffer"])
+@each("kind", ["shared", "of NumPy", "of NumPy, read-only", "of NumPy by DLPack", "of a buffer"])
 def test_memory_of_others_is_only_written_in_place(converted: Converter, kind: str) -> None:
     x = made(kind)
     before, added, address = x.clone(), x + 1, x.data_ptr()
@@ -410,32 +342,7 @@ def test_memory_of_others_is_only_written_in_place(converted: Converter, kind: s
         assert x.is_shared() == (kind == "shared")
 
 
-def test_a_call_in_place_that_raises_after_writing_has_written_once(converted: Converter) -> None:
-    factor = torch.full((1,), 2, dtype=BF16)
-    results = []
-    for convert in (lambda: None, converted):
-        x = inference(torch.ones(3))
-        convert()
-        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
-            x.mul_(factor)
-        results.append(x)
-    assert_same(*results)
-
-
 # ---- gradients -----------------------------------------------------------------------------------------------------
-
-
-def test_a_hook_of_a_tensor_sees_one_gradient_in_its_dtype(converted: Converter) -> None:
-    seen: list[torch.dtype] = []
-    x = torch.randn(4, 4, requires_grad=True)
-    x.register_hook(lambda gradient: seen.append(gradient.dtype))
-    between = x * 1
-    between.retain_grad()
-    converted(bf16=["mm"])
-    torch.mm(between, between).float().sum().backward()
-    assert seen == [FP32]
-    assert between.grad is not None
-    assert between.grad.dtype is FP32
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
@@ -454,15 +361,6 @@ def test_sparse_products_train(converted: Converter, layout: torch.layout, dense
     expected = run(FP32)  # CSR has no kernel for bfloat16 on a CPU, COO one that adds up in it
     converted(bf16=["mm", "_sparse_mm", "addmm"])
     assert_same(run(None), expected)
-
-
-def test_sums_over_many_neighbours_are_exact(converted: Converter) -> None:
-    graph = torch.ones(2, 2000).to_sparse()
-    features = torch.ones(2000, 3)
-    hmp.convert()
-    for one, other in ((graph, features), (graph.bfloat16(), features), (graph.bfloat16(), features.bfloat16())):
-        for sums in (one @ other, torch.mm(one, other), torch.mv(one, other[:, 0])):
-            assert torch.equal(sums, torch.full_like(sums, 2000.0, dtype=FP32))
 
 
 def test_a_product_of_what_was_lowered_before_it_was_made_sparse_runs_in_float32(converted: Converter) -> None:
@@ -500,8 +398,8 @@ WITH_SPARSE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"reuse_memory": False}, {"preset": "torch-cpu"}], ids=str)
-@pytest.mark.parametrize("name", WITH_SPARSE)
+@each("options", [{}, {"reuse_memory": False}, {"preset": "torch-cpu"}])
+@each("name", WITH_SPARSE)
 def test_gradients_beside_a_sparse_tensor_may_have_another_layout(name: str, options: dict[str, Any]) -> None:
     def gradients() -> list[torch.Tensor]:
         values = torch.tensor([1.5, 2.0], requires_grad=True)
@@ -513,18 +411,6 @@ def test_gradients_beside_a_sparse_tensor_may_have_another_layout(name: str, opt
     hmp.convert(**options)
     for got, wanted in zip(gradients(), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0.02, atol=0)
-
-
-@pytest.mark.parametrize("function", [torch.mm, torch.add, torch.matmul], ids=lambda one: one.__name__)
-def test_wrapped_tensors_of_torch_func_are_cast_as_by_hand(converted: Converter, function: Any) -> None:
-    x, y = torch.randn(3, 4, 4), torch.randn(4, 4)
-
-    def gradient(cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        return torch.func.vmap(torch.func.grad(lambda one: function(cast(one), cast(y)).float().pow(2).sum()))(x)
-
-    expected = gradient(torch.Tensor.bfloat16)
-    converted(bf16=["mm", "add", "matmul"])
-    assert_same(gradient(lambda one: one), expected)
 
 
 def test_nested_tensors_go_through_a_model() -> None:
@@ -550,9 +436,9 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("options", [{}, {"opt_level": "O2"}, {"preset": "torch-cpu"}], ids=str)
-@pytest.mark.parametrize("lowered", [False, True], ids=["as given", "lowered"])
-@pytest.mark.parametrize("name", ATTENTION)
+@each("options", [{}, {"opt_level": "O2"}, {"preset": "torch-cpu"}])
+@each("lowered", [False, True])
+@each("name", ATTENTION)
 def test_attention_takes_nested_tensors_by_its_fused_kernel(name: str, lowered: bool, options: dict[str, str]) -> None:
     module, before = ATTENTION[name]().eval(), nn.Linear(8, 8)
     parts = [torch.randn(3, 8), torch.randn(5, 8)]

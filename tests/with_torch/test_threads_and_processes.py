@@ -19,9 +19,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import habana_mp
 from habana_mp import hmp
 from habana_mp.patches.tools.when_imported import WhenImported
+from helpers.each import each
 from helpers.probes import dtype_of_product
 from helpers.processes import run_script
 
@@ -67,30 +67,6 @@ def test_a_region_holds_for_the_thread_that_enters_it(region: Callable[[], Any])
     done.set()
     thread.join()
     assert there == [FP32, FP32, BF16]
-
-
-def test_a_thread_that_is_started_in_a_region_starts_outside_of_it() -> None:
-    hmp.convert()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, hmp.disable_casts():
-        assert pool.submit(dtype_of_product).result() is BF16
-        assert dtype_of_product() is FP32
-
-
-def test_tasks_of_a_pool_leave_no_state_to_the_next() -> None:
-    hmp.convert()
-
-    def task(number: int) -> torch.dtype:
-        if number % 3 == 0:
-            with hmp.disable_casts():
-                return dtype_of_product()
-        if number % 3 == 1:
-            with pytest.raises(KeyError), hmp.disable_casts():
-                raise KeyError(number)
-        return dtype_of_product()
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(task, range(120)))
-    assert found == [FP32 if number % 3 == 0 else BF16 for number in range(120)]
 
 
 def test_models_train_side_by_side_each_as_if_alone() -> None:
@@ -158,21 +134,12 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@each("ending", ENDINGS)
 def test_a_process_ends_in_peace_with_casts_and_the_log_on(ending: str, tmp_path: Path) -> None:
     done = run_script(BEGIN + ENDINGS[ending], str(tmp_path / "log.txt"))
     assert_quiet(done, "torch.bfloat16" if ending == "covered calls at exit" else "")
     if ending != "os._exit":
         assert "casting" in (tmp_path / "log.txt").read_text()
-
-
-def test_an_error_ends_a_process_with_that_error_only() -> None:
-    done = run_script(BEGIN + "raise SystemExit(3)", os.devnull)
-    assert (done.returncode, done.stderr) == (3, "")
-    done = run_script(BEGIN + "raise KeyError('mine')", os.devnull)
-    assert done.returncode == 1
-    assert done.stderr.strip().endswith("KeyError: 'mine'")
-    assert done.stderr.count("Traceback") == 1
 
 
 # ---- children --------------------------------------------------------------------------------------------------------
@@ -253,21 +220,6 @@ def test_a_lowered_result_goes_from_process_to_process() -> None:
 # ---- a second import -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["habana_mp", "habana_mp.hmp"])
-def test_reloading_the_public_modules_keeps_the_state(name: str) -> None:
-    hmp.convert()
-    before = dict(vars(sys.modules[name]))
-    try:
-        module = importlib.reload(sys.modules[name])
-        assert module.is_converted()
-        assert dtype_of_product() is BF16
-        module.restore()
-        assert dtype_of_product() is FP32
-        assert not habana_mp.is_converted()
-    finally:  # other tests, and the package, hold the functions that were there before
-        vars(sys.modules[name]).update(before)
-
-
 AGAIN = """
 import sys
 def forget():
@@ -301,13 +253,6 @@ def test_a_second_import_while_converted_is_a_clear_error_and_the_first_one_rest
 # ---- interrupts ------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_inside_of_a_region_leaves_it() -> None:
-    hmp.convert()
-    with pytest.raises(KeyboardInterrupt), hmp.disable_casts():
-        signal.raise_signal(signal.SIGINT)
-    assert dtype_of_product() is BF16
-
-
 def cast_for_ever() -> None:
     while True:
         torch.softmax(torch.mm(M, M).relu() + M, -1)
@@ -327,21 +272,6 @@ def test_an_interrupt_while_operations_are_cast_leaves_everything_in_order() -> 
         signal.signal(signal.SIGALRM, before)
     hmp.restore()
     assert dtype_of_product() is FP32
-
-
-def test_an_interrupt_in_a_backward_and_in_a_step_leaves_casts_on() -> None:
-    weight = torch.nn.Parameter(M.clone())
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    hmp.convert()
-    weight.register_hook(lambda _: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        torch.mm(M, weight).sum().backward()
-    assert dtype_of_product() is BF16
-    optimizer.register_step_post_hook(lambda *_: signal.raise_signal(signal.SIGINT))
-    weight.grad = M.clone()
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step()
-    assert dtype_of_product() is BF16
 
 
 # ---- imports of other threads ----------------------------------------------------------------------------------------
@@ -375,15 +305,3 @@ def test_a_module_that_another_thread_is_importing_is_waited_for(
     part.uninstall()
     assert Part.seen == [True, False]
     assert sys.meta_path == finders
-
-
-def test_a_hook_of_a_step_may_convert_and_restore() -> None:
-    """It is torch's own rule that what it goes through then must not change: the step says so, and nothing hangs."""
-    weight = torch.nn.Parameter(torch.ones(4))
-    weight.grad = torch.ones(4)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    optimizer.register_step_post_hook(lambda *_: hmp.convert())
-    optimizer.step()
-    assert hmp.is_converted()
-    hmp.restore()
-    assert torch.equal(weight.detach(), torch.zeros(4))
