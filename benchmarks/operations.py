@@ -48,7 +48,10 @@ def main() -> None:
             counts[name] += not failures
             if failures and name == "habana_mp":
                 print(f"{name_of(op)}: {failures[0]}")
-    print(f"{len(entries_of_several_inputs())} entries; run on mixed inputs: " + ", ".join(f"{n} {c}" for n, c in counts.items()))
+    print(
+        f"{len(entries_of_several_inputs())} entries; run on mixed inputs: "
+        + ", ".join(f"{n} {c}" for n, c in counts.items())
+    )
 
 
 if __name__ == "__main__":

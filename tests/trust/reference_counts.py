@@ -1,6 +1,6 @@
 """A script for test_reference_counts.py: what each entry of the package leaves behind, object by object.
 
-    python reference_counts.py ROUNDS
+    python reference_counts.py ROUNDS [ENTRY ...]
 
 For each entry a line is printed: its name, and what has grown with the rounds. Each entry runs many times. Afterwards
 the references of every object that the collector knows or that such an object refers to are compared with those before:
@@ -335,13 +335,14 @@ def configured(arguments: dict[str, Any] | None) -> Iterator[None]:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1])
-    for work, arguments in _entries.values():
+    rounds, names = int(sys.argv[1]), sys.argv[2:] or list(_entries)
+    entries = {name: _entries[name] for name in names}
+    for work, arguments in entries.values():
         with configured(arguments):
             for _ in range(20):
                 work()
     objects = Objects()
-    for name, (work, arguments) in _entries.items():
+    for name, (work, arguments) in entries.items():
         with configured(arguments):
             print(f"{name}: {'; '.join(grown(objects, work, rounds)) or 'nothing'}", flush=True)
 
