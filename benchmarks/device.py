@@ -43,7 +43,7 @@ NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 #: The largest allowed error of a result in this precision, relative to its largest number: a few roundings.
 TOLERANCE = {BF16: 4e-2, FP16: 5e-3, FP32: 2e-4}
 #: Reasons that depend on the kernels of a device.
-OF_KERNELS = {"no_kernel", "sums", "slower"}
+OF_KERNELS = {"no_kernel", "sums"}
 
 
 @dataclass

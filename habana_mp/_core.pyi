@@ -332,12 +332,6 @@ def set_tracked_cast(function: Any) -> None:
 def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """Returns a cast in such a block, if only the caller needs to see the cast. None if that is not possible."""
 
-def set_skips_slower(on: bool) -> None:
-    """Sets whether calls are left unchanged if that is faster; forgets the measurements."""
-
-def assume_that_lowering_pays(answer: int) -> None:
-    """Sets the result of every measurement, for tests: 1 yes, 0 no, -1 what is measured."""
-
 def forget_known(tensor: Any) -> None:
     """Drops the weak references to this tensor."""
 

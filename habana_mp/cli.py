@@ -386,7 +386,6 @@ def _print_bf16() -> None:
             more = "" if kept is None else f"  by hmp {kept:6.2f}  {_verdict(kept)}"
             shape = f"linear {size}x{size},"
             print(f"  {device:<6} {shape:<17} batch {rows:<5} {plain:6.2f}  {_verdict(plain):<8}{more}")
-    print("              where it is slower, hmp.convert(skip_slower=True) leaves inference in float32, shape by shape")
 
 
 def _verdict(ratio: float) -> str:

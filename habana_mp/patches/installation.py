@@ -174,7 +174,6 @@ class Installation:
 
     def _put_patches_in(self, settings: Settings) -> None:
         self._patches.install(settings)
-        _set_skips_slower(settings.options.skip_slower)
         self._are_patches_in = True
 
     def _policies(self) -> list[Policy]:
@@ -239,7 +238,6 @@ class Installation:
             if "_patches" in vars(self):
                 self._patches.uninstall()
             forget_compiled_code()
-            _set_skips_slower(False)
             for composite in self._composites.values():
                 composite.uninstall()
             self._composites = {}
@@ -250,11 +248,6 @@ class Installation:
             self.numbers.clear()
             self._are_patches_in = False
             self._is_ours = False
-
-
-def _set_skips_slower(on: bool) -> None:
-    if "slower" in _core.accelerators:
-        _core.set_skips_slower(on)
 
 
 def _bind() -> None:

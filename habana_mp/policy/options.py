@@ -320,13 +320,6 @@ class Options:
         _switch,
         more="weights.md#packed-weights",
     )
-    skip_slower: bool = _option(
-        False,
-        "Leaves a GEMM or convolution on the CPU unchanged if autograd does not track the call and its shape, measured "
-        "once, takes longer in the lower precision.",
-        _switch,
-        more="weights.md#where-bfloat16-is-slower",
-    )
     reuse_memory: bool = _option(
         True,
         "On the CPU, keeps up to 512 MB of freed memory for the next large casts, and as much in the C library's heap, "

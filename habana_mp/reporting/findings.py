@@ -427,12 +427,10 @@ _KINDS = (
     _Kind(
         "too small",
         _is_too_small,
-        "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls}). "
-        "List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)",
+        "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls})",
         least_share=_LEAST_SHARE_OF_SMALL,
         mended_by="fp32",
     ),
-    _Kind("slower", _by_reason("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
     _Kind("as given", _by_reason("as given"), "{named} is left alone: {why} ({calls})"),
     _Kind(
         "scalar",

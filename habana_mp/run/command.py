@@ -196,7 +196,7 @@ def _warn_if_slower(options: Options) -> None:
         _say(
             f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {options.lower} as in "
             "float32, so the script may run slower than by itself. Its results and the report are those of any other "
-            "processor; for inference, `hmp.convert(skip_slower=True)` in the script leaves what is slower in float32"
+            "processor"
         )
 
 

@@ -10,9 +10,6 @@ struct Accelerators {
   // Returns the result of a call that autograd does not track, computed from a weight in another layout (accel/packed).
   // Null if the call must be made the ordinary way; an exception is then set only by an interrupt.
   Owned (*answer_from_packed)(const Call& call, Kind to, Tally& tally) = nullptr;
-  // Returns `yes` if the call is faster as it is written than with its inputs cast to `to` (accel/slower), and `failed`
-  // with the exception of an interrupt set.
-  rules::Answer (*is_slower_lowered)(const Call& call, Kind to) = nullptr;
 };
 extern Accelerators accelerators;
 

@@ -219,10 +219,6 @@ bool Facts::has_only_unit_stride() const { return has_unit_stride(arguments); }
 
 bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
 
-rules::Answer Facts::is_slower_lowered(Kind to) const {
-  return accelerators.is_slower_lowered == nullptr ? rules::Answer::no : accelerators.is_slower_lowered(*this, to);
-}
-
 // Kernels take a float32 weight beside a lowered input. The gradient formulas of torch.func transforms and of
 // forward-mode AD do not.
 bool Facts::mixes_in_a_transform() const {

@@ -44,7 +44,6 @@ struct Facts : Call {
 
   // Costs, and limits of torch.
   [[nodiscard]] bool may_lower_products(Kind to) const;
-  [[nodiscard]] Answer is_slower_lowered(Kind to) const;
   [[nodiscard]] bool mixes_in_a_transform() const;
 
   // After a failure: the exception that is set, and the next attempt.

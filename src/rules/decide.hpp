@@ -229,10 +229,7 @@ template <typename Facts>
     }
   }
 
-  // Costs, and limits of torch.
-  const Answer is_slower = facts.is_slower_lowered(plan.to);
-  if (is_slower == Answer::failed) return by(Way::failed);
-  if (is_slower == Answer::yes) return leave(Reason::slower);
+  // Limits of torch.
   if (rule.is_product && is_lower(plan.to) && facts.holds_sparse_tensor()) return by(Way::without_lowering);
   if (is_lower(plan.to) && facts.mixes_in_a_transform()) return by(Way::without_lowering);
   return by(Way::with_casts);

@@ -61,7 +61,6 @@ enum ReasonFlag : unsigned {
          "Gaussian processes, metrics, and what `exact` names")                                                        \
   REASON(state, "rule 11", over_unlisted, "", "arithmetic on a module's own tensors",                                  \
          "an average that a module keeps")                                                                             \
-  REASON(slower, "skip_slower", none, "slower", "slower in the lower precision", "measured, with `skip_slower=True`")  \
   REASON(other_device, "autocast", none, "elsewhere", "the region is for another device",                              \
          "none of its tensors is on the device of the `hmp.autocast` around it")                                       \
   REASON(op_wrap, "op_wrap", none, "", "wrapped by op_wrap",                                                           \

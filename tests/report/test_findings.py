@@ -177,12 +177,6 @@ def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
             "(100 calls)",
         ),
         (
-            row("linear", "unchanged", "slower", seconds=0.001),
-            "slower",
-            "linear at train.py:7 is left in float32: its shape was measured to be slower in the lower precision "
-            "(100 calls)",
-        ),
-        (
             row("softmax", "unchanged", "explicit_dtype", seconds=0.001),
             "as given",
             "softmax at train.py:7 is left alone: dtype= was given (100 calls)",
@@ -306,8 +300,7 @@ def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_tw
     assert (one.kind, one.text) == (
         "too small",
         "matmul at train.py:7 is too small to gain from bf16: its casts take 40 % of its time "
-        "(100 calls, 50 % of all time). List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)"
-        ". Write `matmul` into the float32 list",
+        "(100 calls, 50 % of all time). Write `matmul` into the float32 list",
     )
     assert found(small) == []
 
@@ -425,7 +418,7 @@ def test_the_dearest_of_a_kind_comes_first_two_are_shown_and_the_others_are_coun
 
 def test_no_kind_crowds_out_another() -> None:
     rows = [row("matmul", "fp32", line=line) for line in range(20)]
-    reasons = ("autocast_off", "disabled", "ineligible", "slower", "explicit_out")
+    reasons = ("autocast_off", "disabled", "ineligible", "explicit_out")
     rows += [row("mm", "unchanged", reason, line=50) for reason in reasons]
     words = report(LOWER, *rows).words
     assert len(words) <= 10

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers.accelerators import needs_accelerator
 from helpers.processes import run_script
 
 PLANTED = Path(__file__).parent / "planted"
@@ -35,7 +34,6 @@ TELLS = {
     "product_in_a_backward": "matmul in a backward",
     "products_listed_in_float32": "linear at products_listed_in_float32.py:",
     "protected_block": "is left alone inside of torch.autocast(enabled=False)",
-    "slower_shape": "slower in the lower precision",
     "statistics_in_lower_precision": "keeps its running statistics in bf16",
     "softmax_between_products": "between matmul and matmul in bf16",
     "weight_in_numpy": "casts a weight in each call, since no cast is kept: NumPy had its memory",
@@ -76,15 +74,7 @@ def test_each_script_is_asked() -> None:
     assert {path.stem for path in PLANTED.glob("*.py")} == {*TELLS, "nothing_odd"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.processor, needs_accelerator("slower")])
-        if name == "slower_shape"
-        else name
-        for name in TELLS
-    ],
-)
+@pytest.mark.parametrize("name", TELLS)
 def test_the_first_lines_tell_what_is_odd_and_where(name: str, tmp_path: Path) -> None:
     kinds, lines = answers(name, tmp_path)
     place = "" if name in WITHOUT_A_LINE else odd_place(name)

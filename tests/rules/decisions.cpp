@@ -47,7 +47,6 @@ struct Facts {
   Answer wrong = Answer::no;
   Answer sums = Answer::no;
   bool products_can_be_lowered = true;
-  Answer slower = Answer::no;
   bool in_a_transform = false;
   bool by_torch = true;
   bool by_cast = true;
@@ -86,7 +85,6 @@ struct Facts {
   Answer wrong_in_bf16() const { return tell('w', wrong); }
   Answer adds_up() const { return tell('u', sums); }
   bool may_lower_products(Kind) const { return tell('l', products_can_be_lowered); }
-  Answer is_slower_lowered(Kind) const { return tell('t', slower); }
   bool mixes_in_a_transform() const { return tell('x', in_a_transform); }
   bool torch_raised() const { return tell('r', by_torch); }
   bool cast_refused() const { return tell('c', by_cast); }
@@ -192,7 +190,7 @@ void check_table() {
   rule.leaves_points = true;
   all.at_place = Reason::worker;
   all.product = Answer::failed;
-  all.fused = all.wrong = all.sums = all.slower = Answer::failed;
+  all.fused = all.wrong = all.sums = Answer::failed;
   all.sparse_tensor = true;
   all.products_can_be_lowered = false;
   const Inputs inputs = inputs_of({Kind::f32, Kind::bf16});
@@ -243,7 +241,7 @@ void check_table() {
   all.with_dimensions = inputs_of({Kind::bf16}).present;
   const Facts failing = all;
   rule.is_product = all.condition_on_sums = false;
-  all.fused = all.wrong = all.slower = Answer::no;
+  all.fused = all.wrong = Answer::no;
   all.sparse_tensor = all.in_a_transform = false;
   const Plan with_number = plan_of(rule, all, inputs);
   CHECK(with_number.way == Way::with_casts && with_number.to == Kind::bf16 && !with_number.leaves_numbers);
@@ -267,7 +265,7 @@ void check_table() {
   Rule to_half = rule;
   to_half.to = Kind::f16;
   all.sums = Answer::yes;
-  all.slower = all.wrong = Answer::no;
+  all.wrong = Answer::no;
   all.sparse_tensor = all.in_a_transform = false;
   CHECK(plan_of(to_half, all, inputs).way == Way::with_casts);
   all.wrong = Answer::yes;
@@ -282,11 +280,6 @@ void check_table() {
   CHECK(plan_of(rule, all, inputs_of({Kind::bf16})).computed_in == Kind::f32);  // what is lower already adds up too
   all.sums = Answer::no;
   CHECK(leaves(plan_of(rule, all, inputs_of({Kind::bf16})), Way::leave, Reason::list));
-  all.slower = Answer::failed;
-  CHECK(plan_of(rule, all, inputs).way == Way::failed);
-  all.slower = Answer::yes;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::slower));
-  all.slower = Answer::no;
   all.sparse_tensor = true;
   CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
   all.sparse_tensor = false;
@@ -296,7 +289,6 @@ void check_table() {
   all.fused = Answer::yes;
   const Plan plan = plan_of(rule, all, inputs);
   CHECK(plan.way == Way::with_casts && plan.is_fused && !plan.is_inside && plan.computed_in == Kind::bf16);
-  CHECK(all.asked.find('t') != std::string::npos);
 
   // Torch promotes all others with a first input that has no dimensions.
   const Rule scalars{.action = Action::scalars, .reason = Reason::first_input};
@@ -472,7 +464,7 @@ void answer(const std::string& line) {
                             &Facts::condition_on_sums, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }
-  for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums, &Facts::slower}) {
+  for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums}) {
     facts.*fact = answer_of();
   }
   if (const int place = number(); place >= 0) facts.at_place = static_cast<Reason>(place);

@@ -83,7 +83,6 @@ class Facts:
     fused: Answer
     wrong: Answer
     sums: Answer
-    slower: Answer
     at_worker: bool
 
 
@@ -192,9 +191,6 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
             reported, reason = PRECISIONS[Kind.F32], "sums"
         elif set(floating) == {to}:
             return Way.LEAVE, to, reported, reason
-    if facts.slower is not Answer.NO:
-        left = facts.slower is Answer.YES
-        return (Way.LEAVE, to, UNCHANGED, "slower") if left else (Way.FAILED, to, reported, reason)
     if is_lower and ((rule.is_product and facts.sparse_tensor) or facts.in_a_transform):
         return Way.WITHOUT_LOWERING, to, reported, reason
     return Way.WITH_CASTS, to, reported, reason
