@@ -128,7 +128,7 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	  "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
 	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
-	  "torchmetrics>=1.5" "playwright>=1.45" "greenlet>=3.0" "gevent>=24.2" "$(TORCH)"
+	  "torchmetrics>=1.5" "playwright>=1.45" "$(TORCH)"
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	touch $@
 

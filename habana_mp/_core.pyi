@@ -269,10 +269,6 @@ def set_module_names(names: Callable[[Any, list[Any]], tuple[int, str, str, int]
 def forget_module_names() -> None:
     """Makes the places of all modules be found anew."""
 
-def follow_greenlets(settrace: Callable[[Any], Any], gettrace: Callable[[], Any], /) -> None:
-    """Gives each greenlet a state of its own, by these functions of the module greenlet."""
-
-def leave_greenlets() -> None: ...
 def set_equivalent_functions(functions: dict[Any, Any]) -> None:
     """Sets functions that are equivalent to covered methods, and called instead of these for two plain tensors."""
 

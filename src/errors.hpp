@@ -71,7 +71,7 @@ class HeldError {
 };
 
 // True if the exception that is set is not an error of the code that was called, but interrupts it: one that does not
-// derive from Exception (Ctrl-C, the end of a greenlet), and one of a class that neither CPython nor torch has, or a
+// derive from Exception (Ctrl-C, SystemExit), and one of a class that neither CPython nor torch has, or a
 // TimeoutError, as signal handlers raise them.
 bool is_interrupt() noexcept;
 

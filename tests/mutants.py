@@ -55,7 +55,6 @@ TESTS = {
         "tests/host",
         "tests/install",
         "tests/libraries/test_exact_code.py",
-        "tests/with_torch/test_greenlets.py",
         "tests/with_torch/test_saved_tensors.py",
         "tests/rules/test_casts_inside.py",
         "tests/rules/test_constructors.py",

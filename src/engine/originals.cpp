@@ -6,7 +6,6 @@
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
-#include "host/greenlets.hpp"
 #include "host/reader.hpp"
 
 namespace habana_mp::engine {
@@ -23,7 +22,6 @@ PyObject* call_python(Target& target, const Arguments& arguments) {
 static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   ThreadState& state = thread_state;
   if (state.lists_suspended) return call_python(target, arguments);
-  host::ensure_thread_follows_greenlets();
   if (target.kind == host::CallableKind::composite) {
     state.lists_suspended = true;
     PyObject* result = call_python(target, arguments);
@@ -52,7 +50,6 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
     case host::CallableKind::slow_operator:
     case host::CallableKind::fast_operator: {
-      host::ensure_thread_follows_greenlets();
       ThreadState& state = thread_state;
       const Target* outer = std::exchange(state.running_operator, &target);
       PyObject* result = call_operator(target, arguments);

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "errors.hpp"
-#include "host/greenlets.hpp"
 #include "host/thread_flag.hpp"
 #include "log/log.hpp"
 #include "owned.hpp"
@@ -119,41 +118,6 @@ void write_region_dtype(std::uint64_t from, std::uint64_t to) noexcept {
   thread_state.entering = entering;
   setting_region_device = false;
 }
-
-// The part of a thread's state that belongs to a greenlet.
-struct OfGreenlet final : host::SavedState {
-  OfGreenlet(ThreadState of_thread, CastState of_casts) noexcept : state(of_thread), casts(of_casts) {}
-  OfGreenlet(const OfGreenlet&) = delete;
-  OfGreenlet& operator=(const OfGreenlet&) = delete;
-  ~OfGreenlet() override { forget_construction(state.construction); }
-
-  ThreadState state;
-  CastState casts;
-  std::vector<Entrance> open;
-};
-
-std::unique_ptr<host::SavedState> take_state() {
-  ThreadState& state = thread_state;
-  const CastState casts = current_state();
-  const bool is_as_new = casts == CastState{} && entrances().empty() && state.optimizer_steps == 0 &&
-                         state.compiled_runs == 0 && state.running_operator == nullptr && state.construction == nullptr;
-  if (is_as_new) return nullptr;
-  auto aside = std::make_unique<OfGreenlet>(state, casts);
-  std::swap(aside->open, entrances());
-  exchange_state({}, false);
-  state = {.installation = state.installation};
-  return aside;
-}
-
-void put_state_back(host::SavedState& aside, std::uint64_t /*nanoseconds*/) noexcept {
-  auto& back = static_cast<OfGreenlet&>(aside);
-  exchange_state(back.casts, false);
-  thread_state = back.state;
-  back.state.construction = nullptr;
-  entrances() = std::move(back.open);
-}
-
-[[maybe_unused]] const bool is_part = host::add_greenlet_part({&take_state, &put_state_back});
 
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
@@ -336,12 +300,11 @@ CastState current_state() noexcept {
           state.suspended_until_tracking};
 }
 
-CastState exchange_state(const CastState& wanted, bool is_logged) noexcept {
-  host::ensure_thread_follows_greenlets();
+CastState exchange_state(const CastState& wanted) noexcept {
   ThreadState& state = thread_state;
   const CastState before = current_state();
   exchange_lists(state, before, wanted);
-  if (wanted.disabled != before.disabled) set_flag(wanted.disabled, is_logged);
+  if (wanted.disabled != before.disabled) set_flag(wanted.disabled);
   state.disabled_by_region = wanted.by_region;
   return before;
 }
@@ -377,7 +340,6 @@ void enter_state(const void* owner, const CastState& state) {
 
 void enter_lists(const void* owner, const RuleSet* set) {
   prepare_region();
-  host::ensure_thread_follows_greenlets();
   const CastState before = current_state();
   CastState wanted = before;
   wanted.region = set;

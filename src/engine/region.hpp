@@ -86,8 +86,8 @@ struct CastState {
   bool operator==(const CastState&) const = default;
 };
 CastState current_state() noexcept;
-// Sets the state and returns the former one. If `is_logged`, the log gets a line when casts are left or entered again.
-CastState exchange_state(const CastState& state, bool is_logged = true) noexcept;
+// Sets the state and returns the former one. The log gets a line when casts are left or entered again.
+CastState exchange_state(const CastState& state) noexcept;
 
 // Convert a state to one number, for Python, and back.
 std::uint64_t pack(const CastState& state) noexcept;

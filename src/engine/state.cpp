@@ -12,7 +12,6 @@
 #include "engine/region.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
-#include "host/greenlets.hpp"
 #include "host/thread_end.hpp"
 #include "log/log.hpp"
 #include "weakrefs.hpp"
@@ -154,9 +153,9 @@ bool bind_flags() {
   return true;
 }
 
-void set_flag(bool disabled, bool is_logged) noexcept {
+void set_flag(bool disabled) noexcept {
   ThreadState& state = thread_state;
-  if (is_logged && disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
+  if (disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
   state.disabled = disabled;
   if (flag_of_torch.is_known()) {
     flag_of_torch.turn(disabled);
@@ -238,7 +237,6 @@ std::optional<rules::Reason> reason_against_casts(ThreadState& state) {
 void construction_begins(PyObject* module) {
   ThreadState& state = thread_state;
   if (is_constructing(state)) return;  // a module inside the module
-  host::ensure_thread_follows_greenlets();
   if (module == nullptr) {
     // The innermost frame is nn.Module.__init__, or a function that replaces it.
     host::FrameWalk innermost;
@@ -255,8 +253,6 @@ void construction_begins(PyObject* module) {
   // The record stays until the next cast checks it, perhaps until the thread ends.
   host::at_thread_end("habana_mp.construction", [] { set_construction(thread_state, nullptr); });
 }
-
-void forget_construction(Construction* record) noexcept { const std::unique_ptr<Construction> dropped(record); }
 
 void set_recognised(Recognised given) noexcept {
   const Recognised former = std::exchange(*known_things, std::move(given));

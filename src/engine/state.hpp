@@ -64,8 +64,8 @@ inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 // Finds both flags. False with a Python exception set if torch has no flag for disable_casts.
 bool bind_flags();
 
-// Sets the flag for this thread. If `is_logged`, the log gets a line for a change.
-void set_flag(bool disabled, bool is_logged = true) noexcept;
+// Sets the flag for this thread. The log gets a line for a change.
+void set_flag(bool disabled) noexcept;
 
 // Called after Python has set the flag: by disable_casts, or by code that restores a former value.
 void flag_was_set(bool disabled) noexcept;
@@ -132,8 +132,6 @@ inline bool casts_are_made_here() { return lists_apply_here() && !reason_against
 // Records that the construction of `module` has begun in this thread. Null stands for the module whose __init__ is the
 // innermost Python code. Frames show later if the construction still runs.
 void construction_begins(PyObject* module);
-// Frees the record of a construction. `mark` may be null.
-void forget_construction(Construction* record) noexcept;
 
 // The code that is recognised in frames, and the Python functions that are called.
 struct Recognised {

@@ -1,10 +1,8 @@
 #include "host/casts_inside.hpp"
 
-#include <memory>
 #include <utility>
 
 #include "errors.hpp"
-#include "host/greenlets.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/symbols.hpp"
@@ -44,21 +42,6 @@ DeviceFlag enabled;
 __attribute__((tls_model("initial-exec")))
 #endif
 constinit thread_local bool is_at_work = false;
-
-// Another greenlet must not run with torch's autocast switched on.
-std::unique_ptr<SavedState> take_work() {
-  if (!is_at_work) return nullptr;
-  is_at_work = false;
-  enabled.turn(false);
-  return std::make_unique<SavedState>();
-}
-
-void put_work_back(SavedState& /*aside*/, std::uint64_t /*nanoseconds*/) noexcept {
-  is_at_work = true;
-  enabled.turn(true);
-}
-
-[[maybe_unused]] const bool is_part = add_greenlet_part({&take_work, &put_work_back});
 
 // True if torch's Python functions return the same values as these functions.
 bool agree_with_python() {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "errors.hpp"
-#include "host/greenlets.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
 #include "host/tensors.hpp"
@@ -25,25 +24,6 @@ NeverDestroyed<Owned> traced_place;
 // of this package.
 double nanoseconds_a_byte = 0;
 double nanoseconds_a_cast = 0;
-
-// The calls of a greenlet while another one runs.
-struct CallsAside final : host::SavedState {
-  OpenCalls<Operation> calls;
-};
-
-std::unique_ptr<host::SavedState> take_calls() {
-  if (open_calls.innermost() == nullptr) return nullptr;
-  auto aside = std::make_unique<CallsAside>();
-  aside->calls.take(open_calls);
-  return aside;
-}
-
-void put_calls_back(host::SavedState& aside, std::uint64_t nanoseconds) noexcept {
-  open_calls.take(static_cast<CallsAside&>(aside).calls);
-  open_calls.innermost()->inside += nanoseconds;
-}
-
-[[maybe_unused]] const bool is_part = host::add_greenlet_part({&take_calls, &put_calls_back});
 
 double measured_nanoseconds_a_byte() {
   constexpr std::size_t count = 1 << 16;
@@ -157,7 +137,6 @@ void note_input(Record& record, PyObject* tensor, Kind wanted) {
 }  // namespace
 
 Call::Call(const void* target) : operation_(std::make_unique<Operation>()) {
-  host::ensure_thread_follows_greenlets();
   operation_->target = target;
   operation_->begin = nanoseconds();
   open_calls.add(*operation_);

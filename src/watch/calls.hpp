@@ -15,7 +15,7 @@ enum class Detail : std::uint8_t { modules, lines };
 struct Operation : OpenCall<Operation> {
   const void* target = nullptr;
   std::uint64_t begin = 0;
-  std::uint64_t inside = 0;  // nanoseconds of handled calls inside, and of other greenlets meanwhile
+  std::uint64_t inside = 0;  // nanoseconds of handled calls inside
   std::uint64_t casting = 0;
   Record* record = nullptr;
   std::uint64_t generation = 0;  // of the record

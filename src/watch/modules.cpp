@@ -9,7 +9,6 @@
 
 #include "errors.hpp"
 #include "host/frames.hpp"
-#include "host/greenlets.hpp"
 #include "host/modes.hpp"
 #include "watch/events.hpp"
 #include "watch/table.hpp"
@@ -46,27 +45,6 @@ void note_stretch() noexcept {
   }
   stretches.push_back({from, module});
 }
-
-// The calls of a greenlet while another one runs.
-struct CallsAside final : host::SavedState {
-  OpenCalls<ModuleCall> calls;
-};
-
-std::unique_ptr<host::SavedState> take_calls() {
-  if (open_calls.innermost() == nullptr) return nullptr;
-  auto aside = std::make_unique<CallsAside>();
-  aside->calls.take(open_calls);
-  note_stretch();
-  return aside;
-}
-
-void put_calls_back(host::SavedState& aside, std::uint64_t nanoseconds) noexcept {
-  open_calls.take(static_cast<CallsAside&>(aside).calls);
-  for (ModuleCall* call = open_calls.innermost(); call != nullptr; call = call->outer()) call->aside += nanoseconds;
-  note_stretch();
-}
-
-[[maybe_unused]] const bool is_part = host::add_greenlet_part({&take_calls, &put_calls_back});
 
 struct Child {
   const Module* parent = nullptr;
@@ -201,7 +179,6 @@ std::unique_ptr<ModuleCall> opened(Module* module) {
 
 // Opens the call of this object. Null with a Python exception set if the code that finds its name was interrupted.
 std::unique_ptr<ModuleCall> opened_for(PyObject* object) {
-  host::ensure_thread_follows_greenlets();
   const Found found = module_of(open_calls.innermost(), object);
   if (PyErr_Occurred() != nullptr) return nullptr;
   std::unique_ptr<ModuleCall> call = opened(found.module);
@@ -237,7 +214,7 @@ void module_ends(std::unique_ptr<ModuleCall> call) noexcept {
   if (module == nullptr || is_within_itself) return;
   const std::uint64_t end = nanoseconds();
   ++module->calls;
-  module->nanoseconds += end - call->begin - call->aside;
+  module->nanoseconds += end - call->begin;
   note_event({.module = static_cast<std::int64_t>(module->number),
               .begin = call->begin,
               .end = end,
@@ -267,7 +244,6 @@ std::int64_t running_place() noexcept {
 }
 
 std::unique_ptr<ModuleCall> enter_place(std::int64_t place) {
-  host::ensure_thread_follows_greenlets();
   const std::int64_t number = place < 0 ? -1 : (place >> 3) - 1;
   const auto found = number < 0 ? tables->all.end() : tables->all.find(static_cast<std::uint64_t>(number));
   std::unique_ptr<ModuleCall> block = opened(found == tables->all.end() ? nullptr : &found->second);

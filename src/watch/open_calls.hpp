@@ -1,7 +1,7 @@
 // The calls that are under way in a thread: a list from the innermost one outwards.
 //
-// The calls of a thread end in the opposite order of their beginnings, except in greenlets: there others may begin and
-// end in between. So each entry is allocated on the heap and can leave its list at any time.
+// Calls may end in any order, as code that takes turns in a thread (greenlets) does. So each entry is allocated on the
+// heap and can leave its list at any time.
 #pragma once
 
 namespace habana_mp::watch {
@@ -51,15 +51,6 @@ class OpenCalls : Link {
     entry.inner_ = this;
     outer_->inner_ = &entry;
     outer_ = &entry;
-  }
-  // Moves all entries of the other list to this one, which must be empty.
-  void take(OpenCalls& other) noexcept {
-    if (other.innermost() == nullptr) return;
-    outer_ = other.outer_;
-    inner_ = other.inner_;
-    outer_->inner_ = this;
-    inner_->outer_ = this;
-    other.outer_ = other.inner_ = &other;
   }
 };
 

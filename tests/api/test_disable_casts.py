@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +34,27 @@ def test_disable_casts_nests_and_can_be_entered_again() -> None:
     assert is_cast()
     with one:
         assert not is_cast()
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_generator_that_ends_early_or_in_another_thread_leaves_only_its_own_block() -> None:
+    def waiting() -> Generator[None, None, None]:
+        with hmp.disable_casts():
+            yield
+
+    one = waiting()
+    next(one)
+    with hmp.disable_casts():
+        one.close()
+        assert not is_cast()
+    assert is_cast()
+    kept = [waiting()]
+    thread = threading.Thread(target=lambda: next(kept[0]))
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="not entered in this thread"):
+        kept.pop().close()
     assert is_cast()
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, the end of a program and the end of a greenlet reach the script, whatever code of its the core was in."""
+"""Ctrl-C and the end of a program reach the script, whatever code of its the core was in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import greenlet
 import pytest
 import torch
 from torch import nn
@@ -28,10 +27,6 @@ def ctrl_c() -> None:
 
 def exits() -> None:
     raise SystemExit(3)
-
-
-def ends_greenlet() -> None:
-    raise greenlet.GreenletExit
 
 
 @pytest.fixture
@@ -61,10 +56,9 @@ def is_out_of_time() -> None:
 INTERRUPTS: list[tuple[Callable[[], None], type[BaseException]]] = [
     (ctrl_c, KeyboardInterrupt),
     (exits, SystemExit),
-    (ends_greenlet, greenlet.GreenletExit),
     (is_out_of_time, OutOfTimeError),
 ]
-NAMES = ["ctrl-c", "exit", "greenlet", "alarm"]
+NAMES = ["ctrl-c", "exit", "alarm"]
 interrupts = pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS, ids=NAMES)
 
 
@@ -199,7 +193,7 @@ class Handler(logging.Handler):
 
 
 # An alarm's error in a handler of the log is printed, like any other error there.
-@pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS[:3], ids=NAMES[:3])
+@pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS[:2], ids=NAMES[:2])
 def test_an_interrupt_in_a_handler_of_the_log_is_raised_after_the_operation(
     interrupt: Callable[[], None], error: type[BaseException], unraisable: list[BaseException]
 ) -> None:

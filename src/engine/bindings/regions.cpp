@@ -52,8 +52,7 @@ py::object enter_region(Values values) {
 py::object leave_region(Values values) {
   if (!engine::leave_region(values[0])) {
     throw std::runtime_error(
-        "a block of `disable_casts` or `autocast` is left that was not entered in this thread or greenlet, or was left "
-        "already");
+        "a block of `disable_casts` or `autocast` is left that was not entered in this thread, or was left already");
   }
   return py::none();
 }

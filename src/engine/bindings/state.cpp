@@ -12,7 +12,6 @@
 #include "engine/target.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
-#include "host/greenlets.hpp"
 #include "host/modes.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -113,10 +112,7 @@ py::object exchange_state(Values values) {
 
 void register_state(py::module_& module) {
   module.attr("disabled_flag") = host::disabled_device;
-  module.def("optimizer_step_begins", [] {
-    host::ensure_thread_follows_greenlets();
-    ++thread_state.optimizer_steps;
-  });
+  module.def("optimizer_step_begins", [] { ++thread_state.optimizer_steps; });
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
   });
@@ -138,10 +134,6 @@ void register_state(py::module_& module) {
   module.def("current_state", [] { return engine::pack(engine::current_state()); });
   module.def("lists_apply_here", &engine::lists_apply_here);
   module.def("casts_are_made_here", &engine::casts_are_made_here);
-  module.def("follow_greenlets", [](const py::object& settrace, const py::object& gettrace) {
-    or_throw(host::follow_greenlets(settrace.ptr(), gettrace.ptr()));
-  });
-  module.def("leave_greenlets", &host::leave_greenlets);
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
   module.def("set_exact_code", [](const std::optional<py::tuple>& files, const std::optional<py::tuple>& codes) {
