@@ -149,7 +149,7 @@ def looks_inside() -> bool:
     torch 2.10 our kernels neither cast nor step."""
 
 def reader() -> str:
-    """Returns how tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
+    """Returns how tensors are read: ``layout`` or ``attribute``."""
 
 def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: bool) -> None:
     """Replaces what is installed: (object, what the log shows for it, operation, rule of the lists, rule while the

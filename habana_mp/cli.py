@@ -313,7 +313,7 @@ def _doctor() -> int:
         if not before:
             hmp.convert()
         covered = _core.installed_count()
-        print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
+        print(f"reader        {_core.reader()}; HABANA_MP_READER forces layout or attribute")
         kept = "kept" if _core.looks_inside() else "not kept: this torch or reader does not tell where tensors lie"
         print(f"weights       casts are {kept}")
         lists = "converted: the lists in force" if before else "the default lists"

@@ -20,7 +20,7 @@ Assumption tensor_layout{
     "a tensor's Python object holds the address of its implementation, and that its dtype and its number of elements, "
     "all at offsets that are the same in every tensor",
     "some 180 tensors of all kinds agree on each offset, and on no other one",
-    "dtypes are asked for through DLPack or Python; a call takes longer, and no cast of a weight is kept"};
+    "dtypes are read through Python; a call takes longer, and no cast of a weight is kept"};
 
 }  // namespace
 
@@ -146,24 +146,15 @@ std::optional<detail::Layout> find_layout() {
 }  // namespace
 
 const char* name(ReadMethod one) noexcept {
-  switch (one) {
-    case ReadMethod::layout:
-      return "layout";
-    case ReadMethod::dlpack:
-      return "dlpack";
-    case ReadMethod::attribute:
-      break;
-  }
-  return "attribute";
+  return one == ReadMethod::layout ? "layout" : "attribute";
 }
 
 bool bind_reader() {
   const char* forced = std::getenv("HABANA_MP_READER");
   const std::string_view wanted = forced == nullptr ? "" : forced;
-  if (!wanted.empty() && wanted != "layout" && wanted != "dlpack" && wanted != "attribute") {
+  if (!wanted.empty() && wanted != "layout" && wanted != "attribute") {
     PyErr_Format(PyExc_ImportError,
-                 "the environment variable HABANA_MP_READER must be `layout`, `dlpack` or `attribute`; got `%s`",
-                 forced);
+                 "the environment variable HABANA_MP_READER must be `layout` or `attribute`; got `%s`", forced);
     return false;
   }
   if (wanted.empty() || wanted == "layout") {
@@ -175,15 +166,11 @@ bool bind_reader() {
       return true;
     }
   }
-  if ((wanted.empty() || wanted == "dlpack") && api.exchange != nullptr) {
-    read_method = ReadMethod::dlpack;
-    return true;
-  }
   read_method = ReadMethod::attribute;
-  if (wanted.empty() || wanted == "attribute") return true;
-  PyErr_Format(PyExc_ImportError,
-               "the environment variable HABANA_MP_READER is `%s`, which this torch does not allow; leave it unset",
-               forced);
+  if (wanted != "layout") return true;
+  PyErr_SetString(
+      PyExc_ImportError,
+      "the environment variable HABANA_MP_READER is `layout`, which this torch does not allow; leave it unset");
   return false;
 }
 

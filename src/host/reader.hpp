@@ -12,16 +12,15 @@
 
 namespace habana_mp::host {
 
-// The ways to read a tensor's dtype and number of elements, best first.
+// The ways to read a tensor's dtype and number of elements.
 enum class ReadMethod : std::uint8_t {
   layout,     // at the offsets in torch's memory that bind_reader has found; 3 ns
-  dlpack,     // through the DLPack exchange API; 50 ns, plain tensors only, torch >= 2.10
   attribute,  // through Python; 70 ns and more, any torch
 };
 extern ReadMethod read_method;
 const char* name(ReadMethod read_method) noexcept;
 
-// Finds the best way that works in this torch, or tries the one that the environment variable HABANA_MP_READER names.
+// Finds the layout, or uses the way that the environment variable HABANA_MP_READER names.
 // False with a Python exception set if that one does not work. Call it after bind_torch.
 bool bind_reader();
 
@@ -53,23 +52,11 @@ inline Kind kind_by_layout(PyObject* tensor) noexcept {
   return scalar_type < scalar_types ? kind_of_scalar_type[scalar_type] : Kind::other;
 }
 
-// Reads the `dtype` attribute: for subclasses, wrappers of torch.func, sparse and quantized tensors, and torch before
-// 2.10.
+// Reads the `dtype` attribute.
 Kind kind_by_attribute(PyObject* tensor) noexcept;
-
-inline Kind kind_of_dlpack(DLDataType type) noexcept {
-  if (type.code == kDLFloat && type.lanes == 1) {
-    if (type.bits == 32) return Kind::f32;
-    if (type.bits == 16) return Kind::f16;
-    if (type.bits == 64) return Kind::wide;
-  }
-  if (type.code == kDLBfloat && type.bits == 16 && type.lanes == 1) return Kind::bf16;
-  return type.code == kDLComplex ? Kind::wide : Kind::other;
-}
 }  // namespace detail
 
-// True if the type is exactly torch.Tensor or torch.nn.Parameter. Only their memory may be read through the exchange
-// API.
+// True if the type is exactly torch.Tensor or torch.nn.Parameter. Only their memory may be read.
 inline bool is_plain_tensor(PyObject* object) noexcept {
   return Py_TYPE(object) == api.tensor || Py_TYPE(object) == api.parameter;
 }
@@ -77,11 +64,6 @@ inline bool is_plain_tensor(PyObject* object) noexcept {
 inline Kind kind_of_tensor(PyObject* tensor) noexcept {
   if (read_method == ReadMethod::layout) [[likely]]
     return detail::kind_by_layout(tensor);
-  if (read_method == ReadMethod::dlpack && is_plain_tensor(tensor)) {
-    DLTensor view;
-    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return detail::kind_of_dlpack(view.dtype);
-    clear_error();
-  }
   return detail::kind_by_attribute(tensor);
 }
 

@@ -11,9 +11,19 @@ namespace habana_mp::host {
 namespace detail {
 extern bool has_functions;  // those of torch before 2.10
 bool view_by_functions(PyObject* tensor, DLTensor& view) noexcept;
+
+inline Kind kind_of_dlpack(DLDataType type) noexcept {
+  if (type.code == kDLFloat && type.lanes == 1) {
+    if (type.bits == 32) return Kind::f32;
+    if (type.bits == 16) return Kind::f16;
+    if (type.bits == 64) return Kind::wide;
+  }
+  if (type.code == kDLBfloat && type.bits == 16 && type.lanes == 1) return Kind::bf16;
+  return type.code == kDLComplex ? Kind::wide : Kind::other;
+}
 }  // namespace detail
 
-// Tests torch's exchange table, and drops it if the test fails. Call it after bind_torch and before bind_reader.
+// Tests torch's exchange table, and drops it if the test fails. Call it after bind_torch.
 void bind_exchange();
 
 // Finds the functions of an older torch if there is no exchange table. Call it when `inside` holds the dispatch keys.

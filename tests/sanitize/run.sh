@@ -70,7 +70,7 @@ address() {
             UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/ubsan")
   right_core address || return
   local reader malloc
-  for reader in layout dlpack attribute; do
+  for reader in layout attribute; do
     # Python's own allocator hides what is wrong with its objects' memory.
     for malloc in malloc default; do
       [ $malloc = default ] && [ $reader != layout ] && continue

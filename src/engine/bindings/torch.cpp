@@ -61,7 +61,7 @@ void register_torch(py::module_& module) {
     bound = true;
   });
   module.def(
-      "reader", [] { return host::name(host::read_method); }, "How tensors are read: layout, dlpack or attribute.");
+      "reader", [] { return host::name(host::read_method); }, "How tensors are read: layout or attribute.");
   module.def("reads_flags_in_place",
              [] { return engine::flag_of_torch.is_read_in_place() && engine::below_autograd.is_read_in_place(); });
   module.def("looks_inside", &host::can_look_inside);
