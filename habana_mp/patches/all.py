@@ -13,11 +13,9 @@ from habana_mp.patches.torch.constructors import Constructors
 from habana_mp.patches.torch.data_parallel import DataParallel
 from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
 from habana_mp.patches.torch.dynamo import (
-    GuardOnState,
-    HooksOutsideOfGraphs,
+    MarksAndGuards,
     OwnCode,
     WholeInPlaceOperations,
-    dynamo_guards_on_autocast,
     nothing_compiled,
 )
 from habana_mp.patches.torch.exact_code_in_graphs import ResumedExactCode, exact_code_in_graphs
@@ -48,12 +46,11 @@ def all_patches() -> tuple[Patch, ...]:
         GraphCache(),
         Runtime(),
         OwnCode(),
-        HooksOutsideOfGraphs(),
+        MarksAndGuards(),
         WholeInPlaceOperations(),
         RegionsInExport(),
         exact_code_in_graphs,
         ResumedExactCode(),
-        *([] if dynamo_guards_on_autocast() else [GuardOnState()]),
         *exchanged_functions(),
         *library_patches(),
         WeightCache(),

@@ -30,7 +30,7 @@ PyObject* call_with_tuple(PyCFunction function, PyObject* self, const Arguments&
 
 enum class CallableKind : std::uint8_t {
   function,             // builtin function with METH_VARARGS | METH_KEYWORDS
-  slow_operator,        // operator of torch.ops with the same flags, in older releases (at least 2.4 to 2.10)
+  slow_operator,        // operator of torch.ops with the same flags, in older releases (until 2.10, at least)
   fast_operator,        // operator of torch.ops: a builtin with METH_FASTCALL | METH_KEYWORDS, or another callable
   method,               // method of Tensor with METH_VARARGS | METH_KEYWORDS
   method_no_arguments,  // method of Tensor with METH_NOARGS

@@ -74,13 +74,7 @@ class FrameWalk {
     return globals ? name_of_module(globals.get()) : nullptr;
   }
   // Returns the position in the code, a number that differs from line to line.
-  int position() const {
-#if PY_VERSION_HEX >= 0x030B0000
-    return PyFrame_GetLasti(frame());
-#else
-    return PyFrame_GetLineNumber(frame());
-#endif
-  }
+  int position() const { return PyFrame_GetLasti(frame()); }
   int line() const { return PyFrame_GetLineNumber(frame()); }
   // True if a debugger has set a trace function for the frame.
   bool is_traced() {
@@ -94,11 +88,7 @@ class FrameWalk {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
     const bool starred = code->co_argcount == 0;
     if (starred && (code->co_flags & CO_VARARGS) == 0) return nullptr;
-#if PY_VERSION_HEX >= 0x030B0000
     const Owned names(PyCode_GetVarnames(code));
-#else
-    const Owned names = Owned::borrowed(code->co_varnames);
-#endif
     // Keyword-only parameters come between the positional parameters and *args.
     const Owned held = names ? variable(PyTuple_GET_ITEM(names.get(), starred ? code->co_kwonlyargcount : 0)) : nullptr;
     drop_error_unless_memory_error();
@@ -110,11 +100,7 @@ class FrameWalk {
   // True if `object` is the value of a free variable of the code, or if the code has no free variables.
   bool encloses(PyObject* object) {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
-#if PY_VERSION_HEX >= 0x030B0000
     const Owned names(PyCode_GetFreevars(code));
-#else
-    const Owned names = Owned::borrowed(code->co_freevars);
-#endif
     bool found = names && PyTuple_GET_SIZE(names.get()) == 0;
     for (Py_ssize_t i = 0; names && !found && i < PyTuple_GET_SIZE(names.get()); ++i) {
       found = variable(PyTuple_GET_ITEM(names.get(), i)).get() == object;

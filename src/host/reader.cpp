@@ -145,9 +145,7 @@ std::optional<detail::Layout> find_layout() {
 
 }  // namespace
 
-const char* name(ReadMethod one) noexcept {
-  return one == ReadMethod::layout ? "layout" : "attribute";
-}
+const char* name(ReadMethod one) noexcept { return one == ReadMethod::layout ? "layout" : "attribute"; }
 
 bool bind_reader() {
   const char* forced = std::getenv("HABANA_MP_READER");

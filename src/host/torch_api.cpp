@@ -35,7 +35,7 @@ long number_of(PyObject* member) {
 }
 
 // The releases in which the results of the functions that are found by name were checked.
-constexpr int first_known_minor = 4;
+constexpr int first_known_minor = 8;
 constexpr int last_known_minor = 13;
 
 bool find_release(PyObject* torch, TorchApi& found) {

@@ -15,7 +15,7 @@
   BUILTIN(is_autocast_enabled, "is_autocast_enabled", false)                                   \
   BUILTIN(to_dlpack, "_to_dlpack", false)                                                      \
   BUILTIN(to_dlpack_versioned, "_to_dlpack_versioned", true)                                   \
-  BUILTIN(data_address, "_data_address", true)                                                 \
+  BUILTIN(data_address, "_data_address", false)                                                \
   BUILTIN(set_version_counter, "_autograd._unsafe_set_version_counter", false)                 \
   /* Without these two no casts of weights are cached (patches/torch/uncounted_writers.py). */ \
   BUILTIN(find_operator, "_jit_get_operation", true)                                           \

@@ -51,9 +51,7 @@ void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
   PyFunction_SetVectorcall(function, slot);
 #else
   function->vectorcall = slot;
-#if PY_VERSION_HEX >= 0x030B0000
   function->func_version = 0;
-#endif
 #endif
 }
 

@@ -37,7 +37,7 @@ struct ModuleCall : OpenCall<ModuleCall> {
 
   Module* module;
   std::uint64_t begin = 0;
-  bool has_frame = true;    // false for a block that was deferred in that module and runs now
+  bool has_frame = true;  // false for a block that was deferred in that module and runs now
   bool is_in_backward = false;
   // How this module or one around it is kept, a number of habana_mp/policy/kept.py below 8; 0 if it is not kept.
   std::uint8_t kept_in = 0;

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from habana_mp import hmp, ops
 from helpers.cases import CASES, CLOSE, Case
 from helpers.comparing import assert_same, tensors
-from helpers.compiling import BACKENDS, skip_where_no_region_is_exported
+from helpers.compiling import BACKENDS
 from helpers.each import each
 from helpers.lists import Converter
 
@@ -480,7 +480,6 @@ class TestCompiled:
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "plain"])
 def test_an_exported_module_is_lowered_as_it_is_called(strict: bool) -> None:
-    skip_where_no_region_is_exported(strict)
     layer = Layer()
     hmp.convert(within="modules")
     expected = layer(X)

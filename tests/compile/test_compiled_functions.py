@@ -17,7 +17,6 @@ from habana_mp import hmp
 from helpers import processor
 from helpers.comparing import assert_close, assert_same
 from helpers.compiled_functions import B3, FUNCTIONS, IMAGE, LABELS, Convolutions, M, N
-from helpers.compiling import enable_compiled_autograd
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -123,7 +122,7 @@ def test_compiled_autograd_gives_the_same_gradients(width: int) -> None:
         model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3))
         loss = F.cross_entropy(model(M), LABELS % 3)
         if compiled:
-            with enable_compiled_autograd(torch.compile(backend="aot_eager")):
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
                 loss.backward()
         else:
             loss.backward()
@@ -156,8 +155,6 @@ class Behind(nn.Module):
         return result[0] if isinstance(result, tuple) else result
 
 
-#: Older releases go into recurrent modules without being told.
-ALLOW_RNN = {"allow_rnn": True} if hasattr(torch._dynamo.config, "allow_rnn") else {}
 BEHIND: dict[str, Callable[[], nn.Module]] = {
     "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
     "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
@@ -170,7 +167,7 @@ BEHIND: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("way", ["eager", "aot_eager", "export"])
 @pytest.mark.parametrize("name", BEHIND)
-@torch._dynamo.config.patch(ALLOW_RNN)
+@torch._dynamo.config.patch(allow_rnn=True)
 def test_a_module_that_asks_for_dtypes_takes_a_lowered_input(name: str, way: str) -> None:
     def compile_it(model: nn.Module, x: torch.Tensor) -> Any:
         is_exported = way == "export"

@@ -100,8 +100,7 @@ def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend:
         loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
         return [before, loss, torch.mm(M, N)]
 
-    # Older releases leave the graph for the hooks around the step.
-    compiled = torch.compile(train, backend=backend, fullgraph=hasattr(torch._dynamo, "skip_frame"))
+    compiled = torch.compile(train, backend=backend, fullgraph=True)
     assert [one.dtype for one in compiled()] == [BF16] * 3
     with hmp.disable_casts():
         assert [one.dtype for one in compiled()] == [FP32] * 3
@@ -130,7 +129,7 @@ def test_a_step_that_torch_does_not_wrap_is_traced_with_a_closure_that_is_cast(b
 
     hmp.convert()
     optimizer = InFront(nn.Parameter(M.clone()))
-    compiled = torch.compile(train, backend=backend, fullgraph=hasattr(torch._dynamo, "skip_frame"))
+    compiled = torch.compile(train, backend=backend, fullgraph=True)
     assert [one.dtype for one in compiled()] == [BF16] * 3
     with hmp.disable_casts():
         assert [one.dtype for one in compiled()] == [FP32] * 3

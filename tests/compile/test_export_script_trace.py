@@ -12,7 +12,6 @@ from torch import nn
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiled_functions import M, N
-from helpers.compiling import skip_where_no_region_is_exported
 from helpers.processes import run_script
 
 BF16 = torch.bfloat16
@@ -30,7 +29,7 @@ class Exported(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.dense, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.register_buffer("n", N)  # older releases export no tensor that is a global
+        self.register_buffer("n", N)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.dense(x))
@@ -44,7 +43,6 @@ class Exported(nn.Module):
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_exported_program_keeps_its_casts_and_its_regions(strict: bool, dynamic: bool) -> None:
-    skip_where_no_region_is_exported(strict)
     model = Exported()
     shapes = ({0: torch.export.Dim("batch", min=2, max=64)},) if dynamic else None
     hmp.convert()

@@ -133,7 +133,6 @@ def test_frozen_weights_are_cast_and_packed_once_as_under_autocast(rows: int) ->
 
 
 @needs_compiler
-@pytest.mark.skipif(not hasattr(torch._inductor, "aoti_compile_and_package"), reason="this torch makes no packages")
 def test_an_ahead_of_time_compiled_package_keeps_its_casts(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()

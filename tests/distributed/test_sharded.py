@@ -13,11 +13,12 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.lists import write_list
-from helpers.ranks import needs_fully_shard, on_two_ranks
+from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import (
     STEPS,
     Batch,
@@ -34,11 +35,6 @@ from helpers.training_on_ranks import (
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:  # where older releases have it
-    from torch.distributed._tensor import DTensor
-
 
 def sharded(**options: Any) -> fsdp.FSDPModule:
     model = network()
@@ -48,7 +44,6 @@ def sharded(**options: Any) -> fsdp.FSDPModule:
     return fsdp.fully_shard(model, mesh=mesh(), **options)
 
 
-@needs_fully_shard
 @pytest.mark.parametrize("convert_first", [True, False], ids=["convert-shard", "shard-convert"])
 @on_two_ranks
 def test_fully_sharded_training_is_the_same(convert_first: bool) -> None:
@@ -60,7 +55,6 @@ def test_fully_sharded_training_is_the_same(convert_first: bool) -> None:
     assert_same(weights(model), train_by_hand())
 
 
-@needs_fully_shard
 @pytest.mark.parametrize("named", [False, True], ids=["any module", "the model"])
 @on_two_ranks
 def test_fully_sharded_training_is_the_same_where_only_modules_are_lowered(named: bool) -> None:
@@ -71,7 +65,6 @@ def test_fully_sharded_training_is_the_same_where_only_modules_are_lowered(named
     assert_same(weights(model), train_by_hand())
 
 
-@needs_fully_shard
 @pytest.mark.parametrize("reshard", [False, 2])
 @on_two_ranks
 def test_fully_sharded_training_is_the_same_however_it_is_sharded_again(reshard: bool | int) -> None:
@@ -81,7 +74,6 @@ def test_fully_sharded_training_is_the_same_however_it_is_sharded_again(reshard:
     assert_same(weights(model), train_by_hand())
 
 
-@needs_fully_shard
 @on_two_ranks
 def test_fully_sharded_gradients_accumulate_without_sync() -> None:
     hmp.convert()
@@ -96,7 +88,6 @@ def test_fully_sharded_gradients_accumulate_without_sync() -> None:
     assert_same(weights(model), train_by_hand(micro=2))
 
 
-@needs_fully_shard
 @on_two_ranks
 def test_fully_sharded_in_bf16_is_the_same_as_weights_cast_by_hand() -> None:
     hmp.convert()
@@ -111,7 +102,6 @@ def test_fully_sharded_in_bf16_is_the_same_as_weights_cast_by_hand() -> None:
     assert_same(weights(model), train_by_hand(run=cast_by_hand))
 
 
-@needs_fully_shard
 @on_two_ranks
 def test_state_of_a_fully_sharded_model_is_float32_and_loads_again() -> None:
     hmp.convert()
@@ -129,7 +119,6 @@ def test_state_of_a_fully_sharded_model_is_float32_and_loads_again() -> None:
     assert_same(weights(alone), weights(model))
 
 
-@needs_fully_shard
 @on_two_ranks
 def test_clipping_the_gradients_of_a_fully_sharded_model_is_exact() -> None:
     hmp.convert()
@@ -147,7 +136,6 @@ def convert_with_views(folder: Path) -> None:
     hmp.convert(bf16_file_path=write_list(folder / f"{dist.get_rank()}.txt", ["linear", "view"]))
 
 
-@needs_fully_shard
 @pytest.mark.parametrize("convert_first", [True, False], ids=["convert-shard", "shard-convert"])
 @on_two_ranks
 def test_fully_sharded_training_with_views_in_the_list_is_the_same(convert_first: bool, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
-from helpers.ranks import needs_fully_shard, on_two_ranks
+from helpers.ranks import on_two_ranks
 from helpers.steered import FP32, LOWERED, STEERED, inputs, network, options_for, precisions
 from helpers.training_on_ranks import mesh
 
@@ -55,7 +55,6 @@ def test_a_rule_holds_in_a_module_that_is_distributed(way: str, how: str) -> Non
     check(WAYS[way], how)
 
 
-@needs_fully_shard
 @pytest.mark.parametrize("how", STEERED)
 @on_two_ranks
 def test_a_rule_holds_in_a_module_that_is_fully_sharded(how: str) -> None:

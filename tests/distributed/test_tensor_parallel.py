@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleOutput,
@@ -23,11 +24,6 @@ from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import STEPS, assert_near, assert_ranks_agree, batch, mesh, network, weights
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-try:
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-except ImportError:  # where older releases have them
-    from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_tensor
 
 
 PLANS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -107,12 +107,11 @@ case("addmv", (V, M, W), torch=torch.addmv, tensor=torch.Tensor.addmv)
 case("addr", (M, V, W), torch=torch.addr, tensor=torch.Tensor.addr)
 case("addbmm", (M, B3, C3), torch=torch.addbmm, tensor=torch.Tensor.addbmm)
 case("baddbmm", (B3, C3, B3), torch=torch.baddbmm, tensor=torch.Tensor.baddbmm)
-if hasattr(torch, "_grouped_mm"):
-    case(
-        "_grouped_mm",
-        (rand(4, 8), rand(2, 8, 8)),
-        torch=lambda x, w: torch._grouped_mm(x, w, offs=torch.tensor([1, 4], dtype=torch.int32)),
-    )
+case(
+    "_grouped_mm",
+    (rand(4, 8), rand(2, 8, 8)),
+    torch=lambda x, w: torch._grouped_mm(x, w, offs=torch.tensor([1, 4], dtype=torch.int32)),
+)
 case("_addmm_activation", (V, M, N), torch=torch._addmm_activation, tensor=torch.Tensor._addmm_activation)
 case("vdot", (V, W), torch=torch.vdot, tensor=torch.Tensor.vdot)
 case("linear", (M, N, V), functional=F.linear, c=torch._C._nn.linear)
@@ -483,8 +482,7 @@ NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
 #: Operations that sum in float32 and round the result (rule 8).
 ADDED_UP = {"embedding_bag", "index_add"}
 
-#: Operations that got a kernel for the lower precisions after torch 2.4. In older releases they run in float32 too
-#: (rule 8).
+#: Operations without a kernel for the lower precisions in some releases, where they run in float32 too (rule 8).
 LATE_KERNELS = {"max_unpool2d", "max_unpool3d", "mse_loss", "trace"}
 
 #: Names in shipped lists that have no case, and the reasons.

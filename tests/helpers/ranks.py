@@ -14,7 +14,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.multiprocessing
 from torch import distributed as dist
@@ -115,10 +114,3 @@ def on_two_ranks(body: Callable[..., None]) -> Callable[..., None]:
         ranks.run(body.__module__, body.__name__, parameters)
 
     return test
-
-
-#: The first releases with fully_shard use CUDA streams on any device. In these releases fully_shard is private.
-needs_fully_shard = pytest.mark.skipif(
-    not dist.is_available() or not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"),
-    reason="this torch's fully_shard needs a GPU",
-)

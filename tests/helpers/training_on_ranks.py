@@ -10,15 +10,11 @@ import torch.nn.functional as F
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from habana_mp import hmp
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:  # its place in older releases
-    from torch.distributed._tensor import DTensor
 
 
 STEPS, RATE = 3, 1e-2

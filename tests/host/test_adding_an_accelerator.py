@@ -16,15 +16,16 @@ from helpers.compiling import needs_compiler
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+(SECTION,) = re.findall(r"^## Add an accelerator\n.*?(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def block(kind: str) -> str:
-    (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
     return found
 
 
 def write_folder(source: Path) -> Path:
-    (folder_name,) = re.findall(r"Its folder,\s`(src/accel/\w+)/`", PAGE)
+    (folder_name,) = re.findall(r"Its folder,\s`(src/accel/\w+)/`", SECTION)
     folder = source / folder_name
     folder.mkdir(parents=True)
     (folder / "sources.cmake").write_text(block("cmake"), "utf-8")

@@ -209,7 +209,7 @@ ALIASES: dict[str, Callable[[], torch.Tensor]] = {
     "the descriptor protocol": torch.Tensor.exp.__get__(M),
     "torch._C": lambda: torch._C._VariableFunctions.mm(M, N),
     "torch._VF": lambda: torch._VF.mm(M, N),
-    "a subclass": lambda: M.as_subclass(torch.nn.Buffer if hasattr(torch.nn, "Buffer") else torch.Tensor).exp(),
+    "a subclass": lambda: M.as_subclass(torch.nn.Buffer).exp(),
 }
 
 

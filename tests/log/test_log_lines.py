@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def test_lines_keep_their_order(tmp_path: Path) -> None:
 def test_the_suffix_of_the_path_asks_for_json_lines(tmp_path: Path, name: str) -> None:
     open_log(tmp_path / name)
     emit(casts=3)
-    before = datetime.now(timezone.utc)
+    before = datetime.now(UTC)
     (record,) = records(tmp_path / name)
     moment = datetime.fromisoformat(record.pop("time"))
     assert record == {

@@ -18,7 +18,6 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from helpers.accelerators import needs_accelerator
-from helpers.compiling import enable_compiled_autograd
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.processes import in_threads
@@ -249,7 +248,7 @@ def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error:
 def test_compiled_autograd_reads_both_casts() -> None:
     def gradients(x: torch.Tensor, weight: nn.Parameter, lower: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         result = torch.tanh(F.linear(lower(x), lower(weight)).float()).sum()
-        with enable_compiled_autograd(torch.compile(backend="eager")):
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
             return torch.autograd.grad(result, (x, weight))
 
     x, weight = leaf(32, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))

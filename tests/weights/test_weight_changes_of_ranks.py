@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
-from helpers.ranks import needs_fully_shard
 from helpers.seeing_changes import MODES, X, assert_seen, backward
 from helpers.weight_changes.basics import SIZE, layer, noise, write
 from helpers.weight_changes.optimizers import steps
@@ -57,7 +56,6 @@ def test_a_change_in_data_parallel_training_is_seen() -> None:
         assert_seen(of, change, mode, use=lambda x, w, b: wrapped(x), hand=F.linear)
 
 
-@needs_fully_shard
 @pytest.mark.usefixtures("alone")
 def test_a_change_of_a_sharded_weight_is_seen() -> None:
     hmp.convert()

@@ -229,7 +229,6 @@ def test_checkpoints_nest_in_both_kinds(kinds: tuple[bool, bool], states: tuple[
     assert_same_runs(gradients(Nested(kinds, states), plainly, after=after), expected)
 
 
-@pytest.mark.skipif(not hasattr(checkpointing, "CheckpointPolicy"), reason="this torch checkpoints whole blocks only")
 @each("before, after", [("casts", "disabled"), ("disabled", "casts"), ("casts", "casts")])
 @each("policy", ["products", "everything", "nothing"])
 def test_selective_checkpointing_gives_the_same_gradients(policy: str, before: str, after: str) -> None:

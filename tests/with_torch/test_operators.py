@@ -217,7 +217,6 @@ def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, 
         assert torch.matmul(M, N).dtype is BF16
 
 
-@pytest.mark.skipif(not hasattr(product, "register_autocast"), reason="this torch's operators have no autocast rules")
 @pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
 def test_an_operator_with_an_autocast_rule_obeys_the_lists_and_autocast(converted: Converter) -> None:
     @torch.library.custom_op("hmp_test::with_autocast", mutates_args=(), schema="(Tensor x) -> Tensor")

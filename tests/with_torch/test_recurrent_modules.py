@@ -336,8 +336,6 @@ def test_where_no_gradient_is_wanted_sequences_side_by_side_are_one_product(name
 def test_compiled_code_makes_the_products_of_a_recurrent_module_as_eager_code_where_it_leaves_them_to_it(
     traced: bool,
 ) -> None:
-    if traced and not hasattr(torch._dynamo.config, "allow_rnn"):
-        pytest.skip("this torch goes into recurrent modules unasked")
     module, x = nn.GRU(8, 6), torch.randn(4, 4, 8)
     with torch._dynamo.config.patch({"allow_rnn": True} if traced else {}):
         # Traced it stays in float32; torch's own compiled code need not give the bits of its eager code.

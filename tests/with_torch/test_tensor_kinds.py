@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bool": lambda x: x > 0,
     "float8 e4m3": lambda x: x.to(torch.float8_e4m3fn),
     "float8 e5m2": lambda x: x.to(torch.float8_e5m2),
-    **({"float8 e8m0": lambda x: x.to(torch.float8_e8m0fnu)} if hasattr(torch, "float8_e8m0fnu") else {}),
+    "float8 e8m0": lambda x: x.to(torch.float8_e8m0fnu),
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
     "conjugated": lambda x: torch.complex(x, x).conj(),
     "negated": lambda x: torch.complex(x, x).conj().imag,

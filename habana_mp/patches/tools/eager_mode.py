@@ -10,16 +10,15 @@ import torch
 
 
 class EagerMode:
-    """Switches compiled code off in the process, with torch.compiler.set_stance of torch 2.6 and later."""
+    """Switches compiled code off in the process."""
 
     def __init__(self) -> None:
         self._stance: Any = None
 
     def begin(self) -> None:
-        set_stance = getattr(torch.compiler, "set_stance", None)
-        if self._stance is None and set_stance is not None and "torch._dynamo" in sys.modules:
+        if self._stance is None and "torch._dynamo" in sys.modules:
             with contextlib.suppress(RuntimeError):  # not inside of compiled code; the next step is seen
-                self._stance = set_stance("force_eager")
+                self._stance = torch.compiler.set_stance("force_eager")
 
     def end(self) -> None:
         if self._stance is not None:

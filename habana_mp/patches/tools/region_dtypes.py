@@ -23,17 +23,7 @@ _DEVICE_TYPES = Assumption(
 )
 
 
-def _mark() -> str:
-    for device in ("maia", "mtia", "xla"):
-        try:
-            torch.get_autocast_dtype(device)
-        except RuntimeError:
-            continue  # older releases lack it
-        return device
-    raise RuntimeError("habana_mp: this torch names no device type for its regions; please report it")
-
-
-REGION_DEVICE = _mark()
+REGION_DEVICE = "maia"
 
 
 def _number_of_region_device() -> int:

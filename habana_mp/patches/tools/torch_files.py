@@ -23,8 +23,6 @@ _INSIDE = (
     *("_decomp/", "_refs/", "_prims/", "_prims_common/", "_inductor/", "_subclasses/"),
     "_meta_registrations.py",
 )
-#: The same in older releases.
-_INSIDE_ONCE = ("_export/decomp_utils.py",)
 #: Files through which such code calls other operations (``1 - x`` is ``Tensor.__rsub__``), and through which Inductor
 #: calls the operators of a graph to learn their results.
 _BETWEEN = (
@@ -53,7 +51,7 @@ def _is_there(path: str) -> bool:
 
 def inside_of_operations() -> tuple[str, ...]:
     """Returns the prefixes of files whose code is a part of an operation that was decided already."""
-    return (*_known(_INSIDE), *map(_path, _INSIDE_ONCE))
+    return _known(_INSIDE)
 
 
 def between_operations() -> tuple[str, ...]:

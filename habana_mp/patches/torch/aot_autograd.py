@@ -7,61 +7,52 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.dynamo import compile_nothing
+from habana_mp.patches.torch.dynamo import COMPILES_NOTHING, compile_nothing
 
 _CACHE = Assumption(
     "torch.aot-cache",
     assumed="`enable_autograd_cache` of `torch._functorch.config` switches off the cache from graphs to compiled code",
     check="the configuration has it",
-    otherwise="`torch.compiler.config.force_disable_caches` switches off all caches, if there is that",
+    otherwise=COMPILES_NOTHING,
 )
 
 _RUNTIME = Assumption(
     "torch.aot-runtime",
     assumed="AOTAutograd runs all compiled code by `call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`",
     check="both are functions of Python, with as many parameters as ours hand on",
-    otherwise="torch.compile compiles nothing while lists are in force",
+    otherwise=COMPILES_NOTHING,
 )
 
 
 class GraphCache(WhenImported):
-    """Disables the cache from Dynamo's graphs to compiled code: the graph does not show the casts that the code holds.
-
-    Older releases have no such cache.
-    """
+    """Disables the cache from Dynamo's graphs to compiled code, since a graph does not show the casts in its code."""
 
     name = "torch._functorch.config"
-    _switched: tuple[Any, str, bool] | None = None
+    _before: bool | None = None
 
     def do(self, module: Any) -> None:
-        owner, name, value = module, "enable_autograd_cache", False
         if not holds(_CACHE, lambda: isinstance(module.enable_autograd_cache, bool)):
-            owner, name, value = getattr(torch.compiler, "config", None), "force_disable_caches", True
-        if hasattr(owner, name):
-            self._switched = (owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+            compile_nothing()
+            return
+        self._before, module.enable_autograd_cache = module.enable_autograd_cache, False
 
     def undo(self, module: Any) -> None:
-        if self._switched is not None:
-            owner, name, before = self._switched
-            setattr(owner, name, before)
-            self._switched = None
+        if self._before is not None:
+            module.enable_autograd_cache, self._before = self._before, None
 
 
 class Runtime(WhenImported):
     """Runs compiled code, which calls operators of torch.ops as user code does, and Python code of custom operators.
 
     While it runs, operators are not cast again and the lists are suspended. Inductor's code increments the version
-    counters of the inputs that it writes into before it writes, in older releases not at all.
+    counters of the inputs that it writes into before it writes.
 
     AOTAutograd calls a backward through a function in its utilities. It wraps all other code in a function that it
-    generates each time (older releases use the utilities for this too).
+    generates each time, or uses the utilities for this too.
     """
 
     name = "torch._functorch._aot_autograd.runtime_wrappers"

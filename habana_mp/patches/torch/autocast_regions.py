@@ -46,7 +46,7 @@ def _is_enabled() -> bool:
 
 
 def _is_enabled_for_a_usual_device() -> bool:
-    devices = filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "hpu", "mps"))  # older releases lack mps
+    devices = filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "hpu", "mps"))
     return any(map(torch.is_autocast_enabled, devices))
 
 

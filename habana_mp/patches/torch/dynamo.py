@@ -6,7 +6,6 @@ If one of these changes is not possible, Dynamo compiles nothing while lists are
 from __future__ import annotations
 
 import functools
-import importlib
 import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,38 +14,30 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.patches.tools.code_exchange import Replacement
-from habana_mp.patches.tools.compiled_functions import forget_compiled_code, leave_to_python, run_as_they_are
+from habana_mp.patches.tools.compiled_functions import leave_to_python, run_as_they_are
 from habana_mp.patches.tools.when_imported import WhenImported
 
-_COMPILES_NOTHING = "torch.compile compiles nothing while lists are in force"
+COMPILES_NOTHING = "torch.compile compiles nothing while lists are in force"
 
 _SKIPPED = Assumption(
     "torch.dynamo-skipped-code",
     assumed="`skip_code` of `torch._dynamo.eval_frame` makes Dynamo leave a function's code to Python",
     check="it is there",
-    otherwise=_COMPILES_NOTHING,
+    otherwise=COMPILES_NOTHING,
 )
 
 _MARKED = Assumption(
     "torch.dynamo-marks",
     assumed="Dynamo finds by `_torchdynamo_disable` and `_dynamo_marked_constant` what it is not to read",
     check="it sets both itself, in `disable` and `assume_constant_result`",
-    otherwise=_COMPILES_NOTHING,
+    otherwise=COMPILES_NOTHING,
 )
 
 _GUARDS_ON_AUTOCAST = Assumption(
     "torch.dynamo-guards-on-autocast",
     assumed="Dynamo compiles again where autocast was switched on or off since",
     check="its guard on the global state fails after that",
-    otherwise="a guard of our own is added to compiled code, if Dynamo takes one (torch.dynamo-lambda-guards)",
-)
-
-_OWN_GUARDS = Assumption(
-    "torch.dynamo-lambda-guards",
-    assumed="a function can be made a guard, in a Dynamo that does not guard on autocast",
-    check="`OutputGraph.init_ambient_guards` and `GlobalStateSource` are there, and a guard manager takes a function",
-    otherwise=_COMPILES_NOTHING,
+    otherwise=COMPILES_NOTHING,
 )
 
 #: Operations that Dynamo decomposes.
@@ -114,23 +105,21 @@ class OwnCode(WhenImported):
         """Leaves the functions as they are: they belong to this package."""
 
 
-class HooksOutsideOfGraphs(WhenImported):
-    """The hooks around optimizer steps, in older releases: their Dynamo can neither skip the code that calls the hooks
-    nor set autocast's flags in a graph. So it breaks the graph for each hook, and the core recognises the step."""
+class MarksAndGuards(WhenImported):
+    """Checks that Dynamo leaves marked functions alone, and that it guards on autocast."""
 
     name = "torch._dynamo"
-    functions: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guards = holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)  # before autocast's functions are watched
 
     def do(self, module: Any) -> None:
-        if not holds(_MARKED, lambda: _reads_marks(module)):
+        if not (self._guards and holds(_MARKED, lambda: _reads_marks(module))):
             compile_nothing()
-        if not hasattr(module, "skip_frame"):
-            for function in self.functions:
-                leave_to_python(function)
-                module.eval_frame.skip_code(function.__code__)
 
     def undo(self, module: Any) -> None:
-        """Leaves the functions as they are: they belong to this package."""
+        """Has nothing to undo."""
 
 
 def _reads_marks(dynamo: Any) -> bool:
@@ -138,43 +127,6 @@ def _reads_marks(dynamo: Any) -> bool:
 
     disabled, constant = dynamo.disable(lambda: None), dynamo.assume_constant_result(marked)
     return hasattr(disabled, "_torchdynamo_disable") and hasattr(constant, "_dynamo_marked_constant")
-
-
-class GuardOnState(WhenImported):
-    """Adds a guard on the state of casts, to a Dynamo that does not guard on autocast (older releases)."""
-
-    name = "torch._dynamo.output_graph"
-    _replacement: Replacement | None = None
-
-    def do(self, module: Any) -> None:
-        if not holds(_OWN_GUARDS, lambda: _takes_our_guard(module)):
-            compile_nothing()
-            return
-
-        def guard() -> Any:
-            guards_on = functools.partial(_guard_on_state, _core.current_state())
-            return module.GlobalStateSource().make_guard(guards_on)
-
-        def add_guard(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            original(*arguments, **keywords)
-            arguments[0].guards.add(guard())
-
-        self._replacement = Replacement(module.OutputGraph.init_ambient_guards, add_guard)
-        self._replacement.install()
-        tracing = torch._guards.TracingContext.try_get()
-        if tracing is None:
-            forget_compiled_code()  # compiled without this guard
-        else:  # the first region of the process; the code that is being compiled cannot be forgotten
-            tracing.guards_context.dynamo_guards.add(guard())
-
-    def undo(self, module: Any) -> None:
-        if self._replacement is not None:
-            self._replacement.uninstall()
-
-
-def dynamo_guards_on_autocast() -> bool:
-    """True if one of Dynamo's guards fails when autocast has been switched on or off."""
-    return holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)
 
 
 def _guard_follows_autocast() -> bool:
@@ -185,27 +137,6 @@ def _guard_follows_autocast() -> bool:
     follows = not guard.check()
     torch.set_autocast_enabled(flag, was_on)
     return follows
-
-
-def _guard_on_state(state: int, builder: Any, guard: Any) -> None:
-    if torch._dynamo.config.enable_cpp_guard_manager:
-        lambda_guard = functools.partial(_state_is, state)
-        builder.guard_manager.root.add_lambda_guard(lambda_guard, [f"habana_mp's state is {state}"])
-    else:
-        builder._produce_guard_code(guard, [f"__import__({__name__!r}, fromlist=['_'])._state_is({state})"])
-
-
-def _takes_our_guard(module: Any) -> bool:
-    if not (callable(module.GlobalStateSource) and callable(module.OutputGraph.init_ambient_guards)):
-        return False
-    if importlib.import_module("torch._dynamo.config").enable_cpp_guard_manager:
-        guards: Any = torch._C._dynamo.guards
-        guards.RootGuardManager().add_lambda_guard(lambda _: True, [""])
-    return True
-
-
-def _state_is(state: int, *_: Any) -> bool:
-    return _core.current_state() == state
 
 
 class WholeInPlaceOperations(WhenImported):

@@ -13,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 
 from habana_mp import _core
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.torch.dynamo import HooksOutsideOfGraphs
 
 
 def code_around_steps() -> types.CodeType:
@@ -83,8 +82,6 @@ def after_step(*_: Any) -> None:
     else:
         _core.optimizer_step_ends()
 
-
-HooksOutsideOfGraphs.functions += [before_step, after_step]
 
 #: The flag as it was before each step that is being traced.
 _disabled_before: list[bool] = []
