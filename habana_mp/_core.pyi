@@ -499,30 +499,11 @@ def weights_set_root_of_memory_files(root: str) -> None:
 def weights_free_memory() -> int:
     """Returns the bytes that this process may still take, by the system, its control group and its own limits."""
 
-def weights_watch(
-    methods: dict[str, Any],
-    of_pointers: tuple[tuple[str, ...], tuple[str, ...]],
-    of_arrays: tuple[tuple[str, ...], tuple[str, ...]],
-) -> None:
+def weights_watch(methods: dict[str, Any]) -> None:
     """Watches the methods that give other code access to a weight's memory, or that write without incrementing the
-    version counter.
-
-    Args:
-        of_pointers: The beginnings of the names of modules that do no harm with the pointers that they take, and of
-            modules that take pointers for their callers.
-        of_arrays: The same for NumPy arrays.
-    """
-
-def weights_watch_exchange() -> None:
-    """Watches DLPack's C exchange API, which another library has just registered with torch."""
+    version counter, by their names; None stands for one that this torch lacks."""
 
 def weights_stop_watching() -> None: ...
-def weights_expect_changes(parameters: tuple[Any, ...]) -> None:
-    """Notes that these weights will be written to."""
-
-def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:
-    """Notes that these weights were written to. With `may_be_fresh`, some of their casts may be up to date."""
-
 def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
     """Sets what an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it,
     or None; and torch's function, not intercepted, or None to switch packing off."""

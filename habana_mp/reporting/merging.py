@@ -97,7 +97,6 @@ _COUNTS_OF_WEIGHTS = (
     "hits",
     "refreshes",
     "refreshed_bytes",
-    "refresh_seconds",
     "refused",
     "weights",
     "packed",

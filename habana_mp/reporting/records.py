@@ -134,14 +134,11 @@ class KeptWeights:
 
     ``refused`` counts the uses of weights whose casts could not be cached: their memory had other owners too, or the
     limit was reached. Such a weight was cast for the call, as without a cache. ``reasons`` has the numbers by reason.
-    ``refresh_seconds`` is the time of casts that were made again after an optimizer's step. The time of a cast that a
-    call made again belongs to that call.
     """
 
     hits: int = 0
     refreshes: int = 0
     refreshed_bytes: int = 0
-    refresh_seconds: float = 0.0
     refused: int = 0
     weights: int = 0
     packed: int = 0

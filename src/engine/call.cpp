@@ -119,7 +119,7 @@ template <bool is_watched>
       return counted_if_failed(try_plain_again(is_lower(plan.to), facts), facts, shown.value_or(plan.decision), {});
     }
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
-    if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
+    if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result);
     report(target, decision_to_report<is_watched>(shown.value_or(plan.decision)), {});
     return remembered_if_state(facts, result);
   }

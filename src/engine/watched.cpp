@@ -186,22 +186,24 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
 
 // ---- weights' memory that other code gets --------------------------------------------------------------------------
 
-// Code that takes a DLPack capsule or an address holds no reference that torch counts.
+// A DLPack capsule.
 template <const WatchedBuiltin& exporter>
 PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
-  for (Py_ssize_t i = 0; i < count; ++i) weights::tensor_escapes(values[i], true);
+  for (Py_ssize_t i = 0; i < count; ++i) weights::tensor_is_lent(values[i]);
   return exporter.call(values, flagged_count, keywords);
 }
 constexpr auto to_dlpack_stub = exporting_stub<to_dlpack>;
 constexpr auto to_dlpack_versioned_stub = exporting_stub<to_dlpack_versioned>;
-constexpr auto data_address_stub = exporting_stub<data_address>;
 
-// A version counter that is set back hides a write to the tensor.
-PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+// A pointer, or a version counter that is set back and so hides a write.
+template <const WatchedBuiltin& builtin>
+PyObject* escaping_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   weights::arguments_escape(values, Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count());
-  return set_version_counter.call(values, flagged_count, keywords);
+  return builtin.call(values, flagged_count, keywords);
 }
+constexpr auto data_address_stub = escaping_stub<data_address>;
+constexpr auto set_version_counter_stub = escaping_stub<set_version_counter>;
 
 PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
@@ -265,8 +267,8 @@ host::WatchedData data;
 
 // A float32 weight that gets lowered data this way would lose its precision although the user wrote no cast.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
-  weights::tensor_escapes(self, false);
-  if (value != nullptr) weights::tensor_escapes(value, false);
+  weights::tensor_escapes(self);
+  if (value != nullptr) weights::tensor_escapes(value);
   // This comes before the assignment: the warning may be an error, and the value may have been computed from this
   // tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);

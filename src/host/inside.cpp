@@ -43,7 +43,8 @@ struct Sample {
   std::uint32_t version;
   std::uint32_t holders;
   std::uint32_t owners;
-  bool own;  // the memory is from torch's allocator
+  std::uint32_t by_object;  // of these, those that the storage's Python object adds
+  bool own;                 // the memory is from torch's allocator
   std::uint8_t resizable;
 };
 
@@ -68,13 +69,16 @@ std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
       "                tensor.zero_()\n"
       "        aliases = [tensor.detach() for i, tensor in enumerate(tensors) for _ in range(i % 5)]\n"
       "        aliases += [torch._C.ScriptList([tensor]) for i, tensor in enumerate(tensors) for _ in range(i % 3)]\n"
+      "        alone = torch.empty(1, device='cpu')\n"
+      "        address = alone.untyped_storage()._cdata\n"
+      "        by_object = torch._C._storage_Use_Count(address) - 1\n"
       "        rows = []\n"
       "        for i, tensor in enumerate(tensors):\n"
       "            storage = tensor.untyped_storage()\n"
       "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own,\n"
       "                         storage.resizable(), tensor._use_count()))\n"
       "            del storage\n"
-      "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), aliases)\n"
+      "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), by_object, aliases)\n"
       "    return rows\n");
   if (!list) return std::nullopt;
   std::vector<Sample> samples;
@@ -85,6 +89,7 @@ std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 6))),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 7))),
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 8))),
                        PyTuple_GET_ITEM(row, 4) == Py_True,
                        static_cast<std::uint8_t>(PyTuple_GET_ITEM(row, 5) == Py_True)});
   }
@@ -96,8 +101,8 @@ std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
 template <std::size_t size>
 using Memory = std::vector<std::array<char, size>>;
 
-// Finds the version counter's address in the implementation and the version in the counter. False unless exactly one
-// pair of offsets fits.
+// Finds the version counter's address in the implementation, and the version and the number of owners in the counter.
+// False unless exactly one triple of offsets fits.
 bool find_version(const CarefulReader& reader, const std::vector<Sample>& samples,
                   const Memory<implementation_size>& implementations, Inside& found) {
   int places = 0;
@@ -110,9 +115,13 @@ bool find_version(const CarefulReader& reader, const std::vector<Sample>& sample
     }
     if (!readable) continue;
     const auto version = unique_offset<std::uint32_t>(samples, counters, [](const Sample& s) { return s.version; });
-    if (!version) continue;
+    // The samples share their memory only with tensors that share their counter.
+    const auto owners =
+        unique_offset<std::uint32_t>(samples, counters, [](const Sample& s) { return s.owners - s.by_object; });
+    if (!version || !owners) continue;
     found.counter = static_cast<std::ptrdiff_t>(offset);
     found.version = *version;
+    found.counter_owners = *owners;
     ++places;
   }
   return places == 1;
@@ -268,8 +277,8 @@ std::uint32_t owners_of_tensor(PyObject* tensor) noexcept {
 
 std::uint32_t owners_of_storage(const char* storage) noexcept { return load<std::uint32_t>(storage, inside.owners); }
 
-// True if a weight has exactly one other owner apart from `views`: the node that accumulates its gradient.
-bool other_owner_accumulates(PyObject* tensor, std::uint32_t views) noexcept {
+// True if a weight has exactly one other owner: the node that accumulates its gradient.
+bool other_owner_accumulates(PyObject* tensor) noexcept {
   if (!requires_grad(tensor)) return false;
   const Owned edge(PyObject_CallOneArg(gradient_edge, tensor));
   if (!edge) {
@@ -277,7 +286,7 @@ bool other_owner_accumulates(PyObject* tensor, std::uint32_t views) noexcept {
     return false;
   }
   // get_gradient_edge has made the node if there was none.
-  return owners_of_tensor(tensor) == 2 + views;
+  return owners_of_tensor(tensor) == 2;
 }
 
 // The last result of is_private_file, reused because the weights of a model are slices of one or a few files.
@@ -305,7 +314,7 @@ bool was_loaded(const char* storage) noexcept {
 
 // The number of owners of a tensor's storage and of the storage's Python object. The tensor and the Python object are
 // owners of the storage too. In newer versions of torch the storage keeps the Python object, so the numbers for a
-// single owner are measured once, in `single_holds`.
+// single owner are measured once, in `single_holds`, and the owners that the object adds in `inside.by_object`.
 struct Holds {
   std::uint32_t of_storage = 0;
   Py_ssize_t of_object = 0;
@@ -328,6 +337,7 @@ bool find_single_holds(PyObject* tensor) noexcept {
     if (i == 1 && holds != single_holds) single_holds = {};
     if (i == 0) single_holds = holds;
   }
+  inside.by_object = owners_of_storage(storage_of(tensor)) - 1;
   return single_holds != Holds{};
 }
 
@@ -429,41 +439,42 @@ const char* address_of_storage(PyObject* storage) noexcept {
 
 const char* memory_of(const char* storage) noexcept { return load<const char*>(storage, inside.data); }
 
-bool is_of_torch(const char* storage) noexcept {
+static bool is_of_torch(const char* storage) noexcept {
   return load<const char*>(storage, inside.context) == load<const char*>(storage, inside.data);
 }
 
-const char* sliced_storage(const char* storage) noexcept {
+static const char* sliced_storage(const char* storage) noexcept {
   const bool is_slice =
       inside.slice_deleter != nullptr && load<const void*>(storage, inside.deleter) == inside.slice_deleter;
   return is_slice ? load<const char*>(storage, inside.context) : nullptr;
 }
 
 // torch makes a storage permanently non-resizable when NumPy gets its memory.
-bool shows_numpy_use(const char* storage) noexcept {
-  return sliced_storage(storage) == nullptr && !was_loaded(storage);
+bool numpy_had_memory(const char* storage) noexcept {
+  return is_of_torch(storage) && !was_loaded(storage) && load<std::uint8_t>(storage, inside.resizable) == 0;
 }
 
-bool is_known_memory(const char* storage, bool knows_arrays) {
-  if (is_of_torch(storage)) {
-    return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
-  }
+bool is_known_memory(const char* storage) {
+  if (is_of_torch(storage)) return true;
   const char* whole = sliced_storage(storage);
   return whole != nullptr && is_private_file(whole);
 }
 
-bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) {
-  const char* storage = storage_of(tensor);
-  Owned object = storage == nullptr ? nullptr : storage_object(tensor);
-  Holds expected = single_holds;
-  expected.of_storage += views;
-  const bool is_alone = object && count_holds(tensor, object.get()) == expected;
+bool has_uncounted_owner(PyObject* tensor) {
+  const Owned object = storage_object(tensor);
+  drop_error();
+  const std::uint32_t by_object = single_holds.of_storage - 1;
+  return !object || Py_REFCNT(object.get()) != single_holds.of_object ||
+         snapshot_of(tensor).has_uncounted_owner(by_object);
+}
+
+bool holds_its_memory_alone(PyObject* tensor) {
+  Owned object = storage_object(tensor);
+  const bool is_alone = object && count_holds(tensor, object.get()) == single_holds;
   object.reset();
   drop_error();
-  if (!is_alone) return false;
-  // A view also holds its base.
-  const std::uint32_t owners = owners_of_tensor(tensor) - views;
-  return owners == 1 || (owners == 2 && other_owner_accumulates(tensor, views));
+  const std::uint32_t owners = owners_of_tensor(tensor);
+  return is_alone && (owners == 1 || (owners == 2 && other_owner_accumulates(tensor)));
 }
 
 bool Geometry::is_dense() const {

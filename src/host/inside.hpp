@@ -20,7 +20,9 @@ struct Inside {
   std::ptrdiff_t storage = 0;           // of the storage's address, in a tensor's implementation
   std::ptrdiff_t counter = 0;           // of the version counter's address, in a tensor's implementation
   std::ptrdiff_t version = 0;           // of the version, in the version counter
+  std::ptrdiff_t counter_owners = 0;    // of the number of owners, in the version counter
   std::ptrdiff_t owners = 0;            // of the number of owners, in a storage
+  std::uint32_t by_object = 0;          // owners that a storage's Python object adds, once it exists
   std::ptrdiff_t data = 0;              // of the memory's address, in a storage
   std::ptrdiff_t context = 0;           // of the context that the memory's owner has stored, in a storage
   std::ptrdiff_t deleter = 0;           // of the function that frees the memory, in a storage
@@ -35,24 +37,25 @@ extern Inside inside;
 void bind_inside();
 bool can_look_inside() noexcept;
 
-// Identifies the values of a tensor. If two snapshots of one tensor are equal, torch has registered no write in
-// between.
+// Identifies the values of a tensor. If two snapshots of one tensor have the same memory and version, torch has
+// registered no write in between.
 struct Snapshot {
   const char* implementation = nullptr;
   const char* storage = nullptr;
   const char* data = nullptr;
   const char* counter = nullptr;  // null for a tensor of inference mode, which has no version
   std::uint32_t version = 0;
-  std::uint32_t owners = 0;  // of the storage
+  std::uint32_t owners = 0;          // of the storage
+  std::uint32_t counter_owners = 0;  // of the version counter
 
-  bool operator==(const Snapshot&) const = default;
   // True if the memory is the same, whatever it contains.
   bool same_memory(const Snapshot& other) const {
     return implementation == other.implementation && storage == other.storage && data == other.data &&
            counter == other.counter;
   }
-  // True if the number of owners is the same too.
-  bool same_owners(const Snapshot& other) const { return same_memory(other) && owners == other.owners; }
+  // True if something has the memory but not the version counter, such as a `.data` alias. Code can write through it
+  // without a new version. `by_object` is the number of owners that the storage's Python object adds.
+  [[nodiscard]] bool has_uncounted_owner(std::uint32_t by_object) const { return owners > counter_owners + by_object; }
 };
 
 inline const char* storage_of(PyObject* tensor) noexcept {
@@ -78,21 +81,22 @@ inline Snapshot snapshot_of(PyObject* tensor) noexcept {
     snapshot.data = load<const char*>(snapshot.storage, inside.data);
     snapshot.owners = load<std::uint32_t>(snapshot.storage, inside.owners);
   }
-  if (snapshot.counter != nullptr) snapshot.version = load<std::uint32_t>(snapshot.counter, inside.version);
+  if (snapshot.counter != nullptr) {
+    snapshot.version = load<std::uint32_t>(snapshot.counter, inside.version);
+    snapshot.counter_owners = load<std::uint32_t>(snapshot.counter, inside.counter_owners);
+  }
   return snapshot;
 }
 
-// True if no other tensor, storage or NumPy array holds the tensor's memory. The caller's `views` of it do not count.
-bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views);
+// True if something has the tensor's memory but not its version counter, a torch.UntypedStorage among it.
+bool has_uncounted_owner(PyObject* tensor);
+// True if no other tensor, storage or NumPy array holds the tensor's memory.
+bool holds_its_memory_alone(PyObject* tensor);
 // True if a storage's memory comes from torch's allocator, or from a file that is mapped for this process alone. Other
-// code can then get the memory only through torch. Memory that NumPy has had qualifies only if the caller knows what
-// happened to NumPy's arrays.
-bool is_known_memory(const char* storage, bool knows_arrays);
-bool is_of_torch(const char* storage) noexcept;
-// True if the storage shows whether NumPy has had its memory.
-bool shows_numpy_use(const char* storage) noexcept;
-// Returns the storage that this one is a slice of, or null.
-const char* sliced_storage(const char* storage) noexcept;
+// code can then get the memory only through torch.
+bool is_known_memory(const char* storage);
+// True if NumPy is known to have had the memory of a storage.
+bool numpy_had_memory(const char* storage) noexcept;
 // Discards what is cached about files. A storage and its file may be gone, and another storage may have the same
 // address.
 void forget_files() noexcept;

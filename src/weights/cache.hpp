@@ -1,5 +1,5 @@
-// The cache of weight casts. A cast is returned again only while it is certain that the weight holds the same values.
-// In doubt there is no cached cast, and the caller makes a cast.
+// The cache of weight casts. A cached cast is valid while the weight's memory, its version and eight of its values are
+// the same. A weight that requires a gradient loses its casts with the step of any optimizer.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -40,7 +40,7 @@ enum class Tracking : std::uint8_t { none, recorded, often };
 // Returns the cached cast of the weight, a torch.nn.Parameter in float32, in the lower precision `to`, and makes it if
 // needed. Returns null if no cast can be cached; an exception is set only for an interrupt. Sets `elements` to the
 // number of elements that were cast. Requires `may_be_cached`.
-Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements) noexcept;
+Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements);
 
 // True if this plain tensor may be a view of a weight, so that it is worthwhile to look for the weight.
 inline bool may_be_part(PyObject* tensor) noexcept {
@@ -48,7 +48,7 @@ inline bool may_be_part(PyObject* tensor) noexcept {
 }
 
 // True if torch should cast this weight itself in a call that autograd tracks. For a small weight that is trained, it
-// would take longer to add a cached cast to the graph and to make the cast again after the step.
+// would take longer to add a cached cast to the graph.
 inline bool is_too_small_to_record(PyObject* weight) noexcept {
   return host::count_elements(weight) < settings->least_tracked && host::requires_grad(weight);
 }
@@ -56,7 +56,7 @@ inline bool is_too_small_to_record(PyObject* weight) noexcept {
 // Returns the same part of the weight's cast for a view of such a weight. In all else it behaves as `cached_cast`. If
 // autograd tracks the cast, the view must be of the whole weight: for a part, the whole weight would be cast again
 // after each step.
-Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elements) noexcept;
+Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elements);
 
 // Returns a new cast, which is not cached, of this float32 tensor for many products that autograd tracks. Returns null,
 // with no exception set, if an ordinary cast is to be made.
@@ -69,41 +69,19 @@ Owned transposed_weight(PyObject* view) noexcept;
 // True if the cache has entries, so that an unseen write could make a cast wrong.
 bool holds_any_cast() noexcept;
 
-// Marks the casts of the weight in this storage as doubtful, because code may get access to the storage's memory and
-// write to it without incrementing the version counter. As long as such code holds a torch tensor or storage, it is
-// counted as an owner. If it holds only a pointer (`unseen`), it is not counted.
-void memory_escapes(const char* storage, bool unseen) noexcept;
+// The casts of the weights in this storage are made again before their next use, since code may write to the memory
+// without a new version.
+void doubt(const char* storage) noexcept;
 // The same for all weights that have a cast.
-void all_memory_escapes() noexcept;
-// Notes that NumPy is about to get this storage's memory. Code can get pointers and buffers from NumPy's arrays in more
-// ways than can be watched. If `lent` is true, the code that makes the array also drops it.
-void numpy_takes(const char* storage, bool lent) noexcept;
+void doubt_all() noexcept;
+// The same. While this new tensor lives, the weights are cast in each call: it has their memory, and a version counter
+// of its own.
+void doubt_while_alive(const char* storage, PyObject* alias);
+// The same, until the weights own their memory alone again: NumPy or DLPack gets it.
+void lend(const char* storage) noexcept;
 
-// Notes that these weights will be written to, perhaps by writes that nothing counts: their casts are made again before
-// the next use.
-void expect_changes(PyObject* const* weights, Py_ssize_t count) noexcept;
-
-// Makes the casts of these weights again, all at once, after any write to the weights. If they `may_be_fresh`, casts
-// that were written together with their weights are left alone.
-void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept;
-
-// For an optimizer that writes casts together with their weights and increments each version once. `cast_to_write`
-// returns a weight's cached cast, borrowed, or null if the cast may not be written. `was_written` treats the written
-// cast as up to date, so that `renew` need not make it again.
-PyObject* cast_to_write(PyObject* weight) noexcept;
-void was_written(PyObject* weight, PyObject* cast) noexcept;
-
-// Counts the running code, in all threads, that increments the version counter before it writes, or not at all.
-// Meanwhile a weight's version does not prove that a new cast is up to date.
-extern std::uint32_t uncounted_writers;
-// Adds one to `uncounted_writers` in a scope of this thread that runs such code.
-class UncountedWrites {
- public:
-  UncountedWrites() noexcept;
-  ~UncountedWrites();
-  UncountedWrites(const UncountedWrites&) = delete;
-  UncountedWrites& operator=(const UncountedWrites&) = delete;
-};
+// Drops the casts of all weights that require a gradient: an optimizer's step begins or ends.
+void drop_trained() noexcept;
 
 // True if this tensor has the memory of a cached cast.
 bool is_cached_memory(PyObject* tensor) noexcept;
@@ -113,17 +91,16 @@ void forget_all() noexcept;
 
 // The reasons why a weight has no cached cast at the moment.
 enum class Refusal : std::uint8_t {
-  held,      // other owners hold its memory
-  pointer,   // code took a pointer to its memory
-  numpy,     // NumPy had its memory
-  memory,    // its memory is not torch's own
-  version,   // no version counts its changes: it was made in inference mode, or is a negated view
-  device,    // it is not on the CPU
-  layout,    // its values have gaps or overlap
-  limit,     // the limit was reached, or memory ran out
-  changing,  // another thread, or code that runs within the call, changes it
+  held,     // something has its memory but not its version counter
+  lent,     // NumPy or DLPack may have its memory
+  memory,   // its memory is not torch's own
+  version,  // no version counts its changes: it was made in inference mode, or is a negated view
+  device,   // it is not on the CPU
+  layout,   // its values have gaps or overlap
+  limit,    // the limit was reached
+  count,
 };
-constexpr auto refusals = static_cast<std::size_t>(Refusal::changing) + 1;
+constexpr auto refusals = static_cast<std::size_t>(Refusal::count);
 // Returns the reason in words, for the report.
 const char* describe(Refusal refusal) noexcept;
 
@@ -131,7 +108,6 @@ struct Statistics {
   std::uint64_t hits = 0;                         // cached casts that were returned
   std::uint64_t refreshes = 0;                    // casts made again because the weight had changed
   std::uint64_t refreshed_bytes = 0;              // their size
-  std::uint64_t refresh_nanoseconds = 0;          // the time of the refreshes after an optimizer's step
   std::array<std::uint64_t, refusals> refused{};  // calls with a weight that could not be cached, by reason
   std::uint64_t weights = 0;                      // casts that are cached now
   std::uint64_t packed = 0;                       // of these, in a packed layout

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <utility>
 
 #include "atomic_store.hpp"
 #include "errors.hpp"
-#include "host/frames.hpp"
 #include "host/inside.hpp"
 #include "host/tensors.hpp"
 #include "host/watching.hpp"
@@ -19,76 +17,51 @@ using host::WatchedMethod;
 
 namespace {
 
-WatchedMethod untyped_storage;
-WatchedMethod numpy;
-WatchedMethod data_ptr;
-WatchedMethod const_data_ptr;
-WatchedMethod apply;
-WatchedMethod map;
-WatchedMethod map2;
-WatchedMethod set;
-WatchedMethod resize;
-WatchedMethod resize_as;
-WatchedMethod unsafe_chunk;
-WatchedMethod unsafe_split;
-WatchedMethod unsafe_split_with_sizes;
-WatchedMethod lazy_clone;
-WatchedMethod storage_data_ptr;
-WatchedMethod view;
+// One watched method for each of these. The names are those of the rows in `watched_methods`.
+WatchedMethod untyped_storage, data_ptr, const_data_ptr, storage_data_ptr, apply, map, map2, set, resize, resize_as,
+    unsafe_chunk, unsafe_split, unsafe_split_with_sizes, lazy_clone, view, numpy;
 host::WatchedData data;
 bool (*lists_apply_here)() = nullptr;
 
-NeverDestroyed<Callers> callers_of_pointers;
-NeverDestroyed<Callers> callers_of_arrays;
-
-// True if the calling Python code is harmless. Modules that pass the result on to their own caller are skipped: that
-// caller counts.
-bool caller_is_harmless(const Callers& callers) {
-  bool harmless = false;
-  bool passes_on = true;
-  host::FrameWalk walk;
-  for (; walk && passes_on; walk.outwards()) {
-    const Owned name = walk.module_name();
-    passes_on = name && host::begins_with_one_of(name.get(), callers.passing_on.get());
-    harmless = name && host::begins_with_one_of(name.get(), callers.harmless.get());
-  }
-  return harmless;
+// Returns the storage of a tensor; null if the cache holds nothing of it.
+const char* storage_in_cache(PyObject* tensor) noexcept {
+  const bool is_relevant = holds_any_cast() && host::can_look_inside() && host::is_tensor_base(tensor);
+  return is_relevant ? host::storage_of(tensor) : nullptr;
 }
 
 template <const WatchedMethod& method>
-PyObject* escaping_stub_without_arguments(PyObject* self, PyObject* none) {
-  tensor_escapes(self, false);
+PyObject* stub_without_arguments(PyObject* self, PyObject* none) {
+  tensor_escapes(self);
   return method.call(self, none);
+}
+
+template <const WatchedMethod& method>
+PyObject* stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  tensor_escapes(self);
+  return method.call(self, arguments, keywords);
+}
+
+PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
+  if (const char* storage = host::address_of_storage(self)) doubt(storage);
+  return storage_data_ptr.call(self, none);
 }
 
 // Tensor.numpy raises for bfloat16, which NumPy lacks. If the lists apply, the tensor is converted to float32 first.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
-  if (host::can_look_inside() && callers_of_arrays->harmless) {
-    // A weight is still held when a detached tensor of it goes to NumPy, so its memory has two owners. Most tensors
-    // have one, and their callers need not be looked up.
-    const host::Snapshot snapshot = host::snapshot_of(self);
-    numpy_takes(snapshot.storage, snapshot.owners > 1 && caller_is_harmless(*callers_of_arrays));
-  }
+  tensor_is_lent(self);
   const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_apply_here();
   if (!widens) return numpy.call(self, arguments, keywords);
   const Owned wide(PyObject_CallMethod(self, "float", nullptr));
   return wide ? numpy.call(wide.get(), arguments, keywords) : nullptr;
 }
 
-template <const WatchedMethod& method>
-PyObject* escaping_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
-  return method.call(self, arguments, keywords);
-}
-
 // For methods that run Python code while they write: a cast that this code makes is outdated afterwards.
 template <typename Call>
 PyObject* while_open(PyObject* tensor, Call call) {
   const Owned held = Owned::borrowed(tensor);
-  tensor_escapes(tensor, false);
+  tensor_escapes(tensor);
   PyObject* result = call();
-  tensor_escapes(tensor, false);
+  tensor_escapes(tensor);
   return result;
 }
 
@@ -96,62 +69,47 @@ PyObject* apply_stub(PyObject* self, PyObject* function) {
   return while_open(self, [&] { return apply.call(self, function); });
 }
 
-PyObject* map_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  return while_open(self, [&] { return map.call(self, arguments, keywords); });
-}
-
-PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  return while_open(self, [&] { return map2.call(self, arguments, keywords); });
+template <const WatchedMethod& method>
+PyObject* mapping_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  return while_open(self, [&] { return method.call(self, arguments, keywords); });
 }
 
 // Tensor.set_ may take the memory of another tensor without its version counter.
 PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) tensor_escapes(PyTuple_GET_ITEM(arguments, i), false);
-  Py_ssize_t position = 0;
-  PyObject* value = nullptr;
-  while (keywords != nullptr && PyDict_Next(keywords, &position, nullptr, &value) != 0) tensor_escapes(value, false);
+  arguments_escape(&self, 1);
+  arguments_escape(PySequence_Fast_ITEMS(arguments), PyTuple_GET_SIZE(arguments));
+  if (keywords != nullptr) arguments_escape(&keywords, 1);
   return set.call(self, arguments, keywords);
-}
-
-template <const WatchedMethod& method>
-PyObject* pointer_stub(PyObject* self, PyObject* none) {
-  if (!caller_is_harmless(*callers_of_pointers)) tensor_escapes(self, true);
-  return method.call(self, none);
-}
-
-PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
-  if (!caller_is_harmless(*callers_of_pointers)) {
-    if (const char* storage = host::address_of_storage(self)) memory_escapes(storage, true);
-  }
-  return storage_data_ptr.call(self, none);
 }
 
 // In inference mode Tensor.view(dtype) makes a tensor that does not share the version counter.
 PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   const bool to_dtype =
       PyTuple_GET_SIZE(arguments) == 1 ? host::is_dtype(PyTuple_GET_ITEM(arguments, 0)) : keywords != nullptr;
-  if (to_dtype) tensor_escapes(self, false);
+  if (to_dtype) tensor_escapes(self);
   return view.call(self, arguments, keywords);
 }
 
 PyObject* data_getter_stub(PyObject* self, void* closure) {
-  tensor_escapes(self, false);
-  return data.read(self, closure);
+  Owned alias(data.read(self, closure));
+  const char* storage = storage_in_cache(self);
+  if (alias && storage != nullptr) doubt_while_alive(storage, alias.get());
+  return alias.release();
 }
 
 // ---- DLPack's C exchange API --------------------------------------------------------------------------------------
-// A table of functions that other libraries call without Python. Nothing counts the pointers that they get.
+// A table of functions that other libraries call without Python.
 
 DLPackExchangeAPI* exchange = nullptr;  // the table while it is watched
 DLPackExchangeAPI original_exchange;
 
 int borrow_stub(void* object, DLTensor* out) {
-  tensor_escapes(static_cast<PyObject*>(object), true);
+  tensor_escapes(static_cast<PyObject*>(object));
   return original_exchange.dltensor_from_py_object_no_sync(object, out);
 }
 
 int share_stub(void* object, DLManagedTensorVersioned** out) {
-  tensor_escapes(static_cast<PyObject*>(object), true);
+  tensor_is_lent(static_cast<PyObject*>(object));
   return original_exchange.managed_tensor_from_py_object_no_sync(object, out);
 }
 
@@ -162,27 +120,45 @@ void stop_watching_exchange() {
   exchange = nullptr;
 }
 
-struct Plan {
-  WatchedMethod* method;
-  PyObject* object;
+struct Row {
+  const char* name;
+  WatchedMethod& method;
   int flags;
   host::MethodStub stub;
+  bool may_be_missing = false;
 };
 
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
+
+const Row watched_methods[] = {
+    {"untyped_storage", untyped_storage, METH_NOARGS, from_c<stub_without_arguments<untyped_storage>>},
+    {"data_ptr", data_ptr, METH_NOARGS, from_c<stub_without_arguments<data_ptr>>},
+    {"const_data_ptr", const_data_ptr, METH_NOARGS, from_c<stub_without_arguments<const_data_ptr>>, true},
+    {"storage.data_ptr", storage_data_ptr, METH_NOARGS, from_c<storage_data_ptr_stub>},
+    {"apply_", apply, METH_O, from_c<apply_stub>},
+    {"map_", map, with_keywords, from_c<mapping_stub<map>>},
+    {"map2_", map2, with_keywords, from_c<mapping_stub<map2>>},
+    {"set_", set, with_keywords, from_c<set_stub>},
+    {"resize_", resize, with_keywords, from_c<stub<resize>>},
+    {"resize_as_", resize_as, with_keywords, from_c<stub<resize_as>>},
+    {"unsafe_chunk", unsafe_chunk, with_keywords, from_c<stub<unsafe_chunk>>},
+    {"unsafe_split", unsafe_split, with_keywords, from_c<stub<unsafe_split>>},
+    {"unsafe_split_with_sizes", unsafe_split_with_sizes, with_keywords, from_c<stub<unsafe_split_with_sizes>>},
+    {"_lazy_clone", lazy_clone, METH_NOARGS, from_c<stub_without_arguments<lazy_clone>>, true},
+};
 
 }  // namespace
 
 void watch_view_and_numpy(bool (*lists_apply)()) {
   lists_apply_here = lists_apply;
   if (view.is_watched() && numpy.is_watched()) return;
-  const Plan plans[] = {
-      {&view, host::method_of_tensor("view"), with_keywords, from_c<view_stub>},
-      {&numpy, host::method_of_tensor("numpy"), with_keywords, from_c<numpy_stub>},
+  const Row rows[] = {
+      {"view", view, with_keywords, from_c<view_stub>},
+      {"numpy", numpy, with_keywords, from_c<numpy_stub>},
   };
-  for (const Plan& plan : plans) {
-    if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags))
-      plan.method->watch(plan.object, plan.stub);
+  for (const Row& row : rows) {
+    PyObject* object = host::method_of_tensor(row.name);
+    if (object != nullptr && WatchedMethod::check(object, row.flags)) row.method.watch(object, row.stub);
   }
   drop_error_unless_memory_error();
 }
@@ -192,7 +168,7 @@ void stop_watching_view_and_numpy() noexcept {
   numpy.stop();
 }
 
-void watch_exchange() {
+static void watch_exchange() {
   DLPackExchangeAPI* table = host::exchange_table();
   if (exchange != nullptr || table == nullptr) return;
   original_exchange = *table;
@@ -201,38 +177,22 @@ void watch_exchange() {
   store(&table->managed_tensor_from_py_object_no_sync, from_c<share_stub>.pointer());
 }
 
-bool watch_escapes(MemoryMethods methods) {
-  const Plan plans[] = {
-      {&untyped_storage, methods.untyped_storage, METH_NOARGS,
-       from_c<escaping_stub_without_arguments<untyped_storage>>},
-      {&data_ptr, methods.data_ptr, METH_NOARGS, from_c<pointer_stub<data_ptr>>},
-      {&const_data_ptr, methods.const_data_ptr, METH_NOARGS, from_c<pointer_stub<const_data_ptr>>},
-      {&apply, methods.apply, METH_O, from_c<apply_stub>},
-      {&map, methods.map, with_keywords, from_c<map_stub>},
-      {&map2, methods.map2, with_keywords, from_c<map2_stub>},
-      {&set, methods.set, with_keywords, from_c<set_stub>},
-      {&resize, methods.resize, with_keywords, from_c<escaping_stub<resize>>},
-      {&resize_as, methods.resize_as, with_keywords, from_c<escaping_stub<resize_as>>},
-      {&unsafe_chunk, methods.unsafe_chunk, with_keywords, from_c<escaping_stub<unsafe_chunk>>},
-      {&unsafe_split, methods.unsafe_split, with_keywords, from_c<escaping_stub<unsafe_split>>},
-      {&unsafe_split_with_sizes, methods.unsafe_split_with_sizes, with_keywords,
-       from_c<escaping_stub<unsafe_split_with_sizes>>},
-      {&lazy_clone, methods.lazy_clone, METH_NOARGS, from_c<escaping_stub_without_arguments<lazy_clone>>},
-      {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, from_c<storage_data_ptr_stub>},
+bool watch_escapes(PyObject* methods) {
+  const auto method_of = [methods](const Row& row) {
+    PyObject* found = PyDict_GetItemString(methods, row.name);
+    return found == Py_None ? nullptr : found;
   };
-  for (const Plan& plan : plans) {
-    const bool is_missing = plan.object == nullptr && (plan.method == &const_data_ptr || plan.method == &lazy_clone);
-    if (!is_missing && !WatchedMethod::check(plan.object, plan.flags)) return false;
+  for (const Row& row : watched_methods) {
+    PyObject* method = method_of(row);
+    if ((method != nullptr || !row.may_be_missing) && !WatchedMethod::check(method, row.flags)) return false;
   }
   if (!view.is_watched() || !numpy.is_watched()) {
     PyErr_SetString(PyExc_RuntimeError,
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
   }
-  *callers_of_pointers = std::move(methods.of_pointers);
-  *callers_of_arrays = std::move(methods.of_arrays);
-  for (const Plan& plan : plans) {
-    if (plan.object != nullptr) plan.method->watch(plan.object, plan.stub);
+  for (const Row& row : watched_methods) {
+    if (PyObject* method = method_of(row)) row.method.watch(method, row.stub);
   }
   watch_exchange();
   data.watch_reading(from_c<data_getter_stub>);
@@ -240,24 +200,12 @@ bool watch_escapes(MemoryMethods methods) {
 }
 
 void stop_watching_escapes() noexcept {
-  for (WatchedMethod* method :
-       {&untyped_storage, &data_ptr, &const_data_ptr, &apply, &map, &map2, &set, &resize, &resize_as, &unsafe_chunk,
-        &unsafe_split, &unsafe_split_with_sizes, &lazy_clone, &storage_data_ptr}) {
-    method->stop();
-  }
+  for (const Row& row : watched_methods) row.method.stop();
   stop_watching_exchange();
   data.stop();
 }
 
 namespace {
-
-// True if the cache has no entries, so that no cast can become wrong. The cached answer about a mapped file is dropped,
-// too.
-bool nothing_is_lost() noexcept {
-  if (holds_any_cast()) return false;
-  host::forget_files();
-  return true;
-}
 
 // True if objects of this class hold no tensor: numbers, strings, and small objects of torch.
 bool holds_no_tensor(PyTypeObject* type) noexcept {
@@ -277,7 +225,7 @@ void argument_escapes(PyObject* value, int depth) noexcept {
   constexpr int deepest = 16;
   const bool is_searched = depth < deepest;
   if (host::is_tensor_base(value)) {
-    tensor_escapes(value, false);
+    tensor_escapes(value);
   } else if (is_searched && (PyList_Check(value) || PyTuple_Check(value))) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
       argument_escapes(PySequence_Fast_GET_ITEM(value, i), depth + 1);
@@ -291,22 +239,19 @@ void argument_escapes(PyObject* value, int depth) noexcept {
       argument_escapes(item, depth + 1);
     }
   } else if (!holds_no_tensor(Py_TYPE(value))) {
-    all_memory_escapes();
+    doubt_all();
   }
 }
 
 }  // namespace
 
 void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept {
-  if (nothing_is_lost()) return;
+  if (!holds_any_cast()) return;
   for (Py_ssize_t i = 0; i < count; ++i) argument_escapes(values[i], 0);
 }
 
-void tensor_escapes(PyObject* tensor, bool unseen) noexcept {
-  if (!unseen && nothing_is_lost()) return;
-  if (host::can_look_inside() && host::is_tensor_base(tensor)) {
-    memory_escapes(host::storage_of(tensor), unseen);
-  }
-}
+void tensor_escapes(PyObject* tensor) noexcept { doubt(storage_in_cache(tensor)); }
+
+void tensor_is_lent(PyObject* tensor) noexcept { lend(storage_in_cache(tensor)); }
 
 }  // namespace habana_mp::weights

@@ -46,7 +46,6 @@ WEIGHTS = st.builds(
     hits=NUMBERS,
     refreshes=NUMBERS,
     refreshed_bytes=NUMBERS,
-    refresh_seconds=st.floats(0, 1e9),
     refused=NUMBERS,
     bytes=NUMBERS,
     reasons=st.dictionaries(st.just("the limit was reached, or memory ran out"), NUMBERS),

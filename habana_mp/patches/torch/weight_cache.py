@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tracked_casts import KeptCast
-from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.optimizer_steps import StepHook
 from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
 
 _METHODS = Assumption(
@@ -36,22 +33,6 @@ _OPERATORS = Assumption(
     check="each is there, with its builtin and the arguments that are given; `_is_mkldnn_bf16_supported` answers",
     otherwise="weights are not packed for torch's own library, only for our kernels",
 )
-
-#: Prefixes of modules that take the pointer of a tensor or storage only to compare it. Any other code that takes one
-#: may write through it at any time.
-_COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
-
-#: Those modules of torch that take a pointer for their caller.
-_PASS_POINTERS_ON = (
-    *("torch.storage", "torch._tensor", "torch.utils._pytree", "torch.utils._contextlib", "torch.amp.autocast_mode"),
-    *("torch.fx.interpreter", "torch._dynamo.eval_frame"),
-)
-
-#: Modules that convert a weight to a NumPy array, compute with it and drop it: they plot weights.
-_DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")
-
-#: Those that convert it for their caller.
-_PASS_ARRAYS_ON = ("torch.utils.tensorboard._convert_np", "tensorboardX.x2num", "torch._tensor")
 
 
 def _has_linear() -> bool:
@@ -93,36 +74,15 @@ LEAST_TRACKED = 1 << 14
 _LARGEST_LIMIT = 2**64 - 1
 
 
-class _ExchangeOfC(WhenImported):
-    """Watches DLPack's C exchange API. This library provides it to a torch before 2.10, and gets the memory of weights
-    through it."""
-
-    name = "tvm_ffi"
-
-    def do(self, module: Any) -> None:
-        _core.weights_watch_exchange()
-
-    def undo(self, module: Any) -> None:
-        pass  # watched as long as all other accesses
-
-
 class WeightCache(Patch):
     """The cache of casts."""
-
-    def __init__(self) -> None:
-        self._hooks = [StepHook(_expect_changes, before=True), StepHook(_renew, before=False)]
-        self._exchange = None if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else _ExchangeOfC()
 
     def install(self, settings: Settings) -> None:
         packed, limit = settings.options.packed_weights, settings.options.weight_cache_limit
         if not (settings.options.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
-        methods = _methods()
-        pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
-        _core.weights_watch(methods, pointers, arrays)
-        for hook in self._hooks:
-            hook.install()
+        _core.weights_watch(_methods())
         operators = packing_operators() if packed else {}
         for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
             plain = _core.unpatched_copy(function) if packed else None
@@ -137,21 +97,11 @@ class WeightCache(Patch):
             least_part=LEAST_PART,
             least_tracked=LEAST_TRACKED,
         )
-        if self._exchange is not None:
-            self._exchange.install()  # last: it disables the cache if it cannot watch
 
     def uninstall(self) -> None:
-        keep_nothing()
-        if self._exchange is not None:
-            self._exchange.uninstall()
+        # Drops all casts.
+        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_tracked=0)
         _core.weights_stop_watching()
-        for hook in self._hooks:
-            hook.uninstall()
-
-
-def keep_nothing() -> None:
-    """Drops all casts of weights, and disables the cache."""
-    _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_tracked=0)
 
 
 def _sees_who_writes() -> bool:
@@ -194,20 +144,3 @@ def _find_operators() -> dict[str, tuple[Any, Any]]:
         what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
         for what, (pack, call) in _PACKING_OPERATORS.items()
     }
-
-
-def _expect_changes(optimizer: Optimizer, *_: Any) -> None:
-    """Makes the casts of an optimizer's weights outdated. A step may write through pointers, and then raise: it has no
-    end that hooks see."""
-    if torch.compiler.is_compiling():
-        return
-    for group in optimizer.param_groups:
-        _core.weights_expect_changes(tuple(group.get("params", ())))
-
-
-def _renew(optimizer: Optimizer, *_: Any) -> None:
-    """Makes the core cast the weights of a step again: all at once, before the next forward."""
-    if torch.compiler.is_compiling():
-        return
-    for group in optimizer.param_groups:
-        _core.weights_renew(tuple(group.get("params", ())), False)

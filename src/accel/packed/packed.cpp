@@ -18,11 +18,10 @@
 
 namespace habana_mp::accel {
 
-using weights::BusyScope;
 using weights::cache;
 using weights::counts;
 using weights::entry_of;
-using weights::snapshot_without_views;
+using weights::is_unchanged;
 
 namespace {
 
@@ -165,21 +164,14 @@ bool is_faster_packed(const PackedCall& call, PyObject* cast, PyObject* packed) 
   return from_packed * required_speedup < plain;
 }
 
-// True if the entry can be packed. Other code may change this, so it is checked again after such code may have run.
-bool is_plain_and_idle(const Entry& entry) { return entry.has(Layout::plain) && !entry.busy; }
-
 // Brings the weight into the layout of our own kernels if these are the best for this call.
 void consider_panels(Entry& entry, const PackedCall& call) {
   if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
   std::optional<PanelVerdict> verdict = known_verdict(entry, call);
-  if (!is_plain_and_idle(entry)) return;
   const Owned cast = Owned::borrowed(entry.cast.get());
   Owned panels;
-  {
-    const BusyScope busy(entry);
-    if (!verdict) verdict = try_panels(entry, call);
-    if (verdict && verdict->is_faster) panels = make_panels(cast.get(), call.is_inner_first());
-  }
+  if (!verdict) verdict = try_panels(entry, call);
+  if (verdict && verdict->is_faster) panels = make_panels(cast.get(), call.is_inner_first());
   // The cast may have been replaced meanwhile. No other code runs between this check and the change.
   if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
 }
@@ -189,13 +181,12 @@ void consider_library(Entry& entry, const PackedCall& call) {
   if (!library_packs(call) || entry.elements < least_elements_to_pack) return;
   Owned one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
-  if (!one_case || known == Verdict::is_not || !is_plain_and_idle(entry)) {
+  if (!one_case || known == Verdict::is_not || !entry.has(Layout::plain)) {
     clear_error();
     return;
   }
   if (call.reorders && known == Verdict::none) ++entry.probed;
   const Owned cast = Owned::borrowed(entry.cast.get());
-  std::optional<BusyScope> busy(std::in_place, entry);
   const bool is_alike = sums_alike(entry, call);
   Owned packed = is_alike ? pack(cast.get(), call) : nullptr;
   const bool worth = packed && (known == Verdict::is_faster || is_faster_packed(call, cast.get(), packed.get()));
@@ -206,7 +197,6 @@ void consider_library(Entry& entry, const PackedCall& call) {
   drop_error();
   one_case.reset();
   Owned options = worth && !interrupted ? options_of(call) : nullptr;
-  busy.reset();
   // The cast may have been replaced meanwhile, as in consider_panels.
   if (options && entry.cast.get() == cast.get()) {
     entry.hold(std::move(packed), std::move(holder), Layout::library, std::move(options));
@@ -225,10 +215,6 @@ bool is_packed_for(const Entry& entry, const PackedCall& call) {
   if (!entry.has(Layout::library) || !library_packs(call)) return false;
   const Owned packed_for = Owned::borrowed(entry.packed_for.get());
   return options_match(packed_for.get(), call);
-}
-
-bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
-  return is_unchanged(entry, snapshot_without_views(call.weight, call.transposed ? 1 : 0));
 }
 
 // True if this call can be computed from a packed weight as it is. False if the input's values count as negated, if the
@@ -262,8 +248,8 @@ bool may_pack(const PackedCall& call) noexcept {
 bool may_be_packed(const PackedCall& call, Kind to) {
   if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
-  if (known == nullptr || !known->cast || known->busy) return false;
-  if (known->layout != Layout::plain && !is_unchanged_for(call, *known)) return false;
+  if (known == nullptr || !known->cast) return false;
+  if (known->layout != Layout::plain && !is_unchanged(*known, call.weight)) return false;
   if (known->layout == Layout::plain &&
       (known->elements < least_elements_to_try || known->untracked_uses < quiet_uses_before_packing(*known))) {
     return false;
@@ -298,7 +284,7 @@ Owned compute_from_packed(const PackedCall& call, Kind to) {
   Entry& entry = *held;
   if (!entry.cast) return nullptr;
   if (entry.layout == Layout::plain) {
-    if (host::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
+    if (host::count_elements(call.input) == 0 || !is_unchanged(entry, call.weight)) return nullptr;
     if (call.is_product()) consider_panels(entry, call);
     if (entry.layout == Layout::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;
@@ -311,7 +297,7 @@ Owned compute_from_packed(const PackedCall& call, Kind to) {
   } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Layout::library)) {
     return nullptr;
   }
-  if (!is_unchanged_for(call, entry)) return nullptr;
+  if (!is_unchanged(entry, call.weight)) return nullptr;
   const Owned packed = Owned::borrowed(entry.cast.get());
   Owned result = verdict ? multiply_panels(call, packed.get(), sides_for(call, entry), verdict->sums)
                          : call_packed(call, packed.get());

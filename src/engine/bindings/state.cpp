@@ -91,14 +91,10 @@ py::object call_compiled(Values values) {
 // The values are (function, its argument, the tensors that it writes to).
 py::object call_writer(Values values) {
   const auto written = argument<py::list>(values[2]);
-  py::object result;
-  {
-    const weights::UncountedWrites writing;
-    result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
-  }
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
   {
     const HeldError held;
-    for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
+    for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr());
   }
   if (!result) throw py::error_already_set();
   return result;
@@ -112,9 +108,13 @@ py::object exchange_state(Values values) {
 
 void register_state(py::module_& module) {
   module.attr("disabled_flag") = host::disabled_device;
-  module.def("optimizer_step_begins", [] { ++thread_state.optimizer_steps; });
+  module.def("optimizer_step_begins", [] {
+    ++thread_state.optimizer_steps;
+    weights::drop_trained();
+  });
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
+    weights::drop_trained();
   });
   // One call each: between several calls from Python, a signal handler could raise an exception.
   define_c_function<&call_without_casts_inside, 2>(module, "call_without_casts_inside");

@@ -1,0 +1,86 @@
+"""After a model was saved, copied or looked at, every weight's cast is used again: made at most once anew, refused never."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.tensorboard import SummaryWriter
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from habana_mp import hmp
+from helpers.weights import kept
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _draw(model: nn.Module, folder: Path) -> None:
+    with SummaryWriter(str(folder)) as writer:
+        for name, one in model.named_parameters():
+            writer.add_histogram(name, one)
+
+
+#: What scripts do with a model between two calls. What they return is held.
+DONE: dict[str, Callable[[Any, Path], Any]] = {
+    "save_pretrained": lambda model, folder: model.save_pretrained(folder),
+    "accelerate's save": lambda model, folder: accelerate.Accelerator(cpu=True).save_model(model, str(folder)),
+    "safetensors": lambda model, folder: save_model(model, str(folder / "model.safetensors")),
+    "torch.save": lambda model, folder: torch.save(model.state_dict(), folder / "model.pt"),
+    "pickle": lambda model, folder: pickle.dumps(model),
+    "a held state_dict": lambda model, folder: model.state_dict(),
+    "held detached weights": lambda model, folder: [one.detach() for one in model.parameters()],
+    "deepcopy": lambda model, folder: copy.deepcopy(model),
+    "DDP": lambda model, folder: DistributedDataParallel(model),
+    "numpy": lambda model, folder: [one.detach().numpy().mean() for one in model.parameters()],
+    "a look by TensorBoard": _draw,
+    "data_ptr": lambda model, folder: [one.data_ptr() for one in model.parameters()],
+    "data": lambda model, folder: [one.data.norm() for one in model.parameters()],
+    "an optimizer": lambda model, folder: torch.optim.AdamW(model.parameters()),
+}
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["after the first calls", "before convert"])
+@pytest.mark.usefixtures("counted", "one_rank")
+def test_all_casts_are_used_again(before: bool, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=200
+    )
+    words = torch.tensor([[1, 2, 3]])
+    for name, done in DONE.items():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+        folder = tmp_path / name.replace(" ", "_")
+        folder.mkdir()
+        held = done(model, folder) if before else None
+        hmp.convert(preset="recommended")
+        with torch.no_grad():
+            for _ in range(2):
+                model(words)
+            count = kept().weights
+            assert count == 15, name  # seven in each layer, and the head
+            if not before:
+                held = done(model, folder)
+            hmp.reset_report()
+            model(words)
+            assert kept().refreshes <= count, name
+            hmp.reset_report()
+            for _ in range(2):
+                model(words)
+            assert (kept().weights, kept().hits, kept().refreshes, kept().refused) == (count, 2 * count, 0, 0), name
+        hmp.restore()
+        del held
