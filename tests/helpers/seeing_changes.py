@@ -12,7 +12,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
-from helpers.weight_changes import MAIN, PREPARED, WAYS
+from helpers.weight_changes import MAIN, POINTERS, PREPARED, WAYS
 from helpers.weight_changes.basics import SIZE, Change, layer
 
 BF16 = torch.bfloat16
@@ -94,5 +94,5 @@ def assert_seen_in_all_modes(way: str, make: Callable[[], nn.Linear] = layer, **
     for mode in MODES:
         of = make()
         change = WAYS[way](of)
-        for n in (2, 1) if way in PREPARED else (1, 2):
+        for n in (1, 1) if way in POINTERS else (2, 1) if way in PREPARED else (1, 2):
             assert_seen(of, change, mode, n, **options)

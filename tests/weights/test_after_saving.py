@@ -1,4 +1,4 @@
-"""After a model was saved, copied or looked at, every weight's cast is used again: made at most once anew, refused never."""
+"""After a model was saved, copied or read, the cast of each weight is used again, and made at most once anew."""
 
 from __future__ import annotations
 

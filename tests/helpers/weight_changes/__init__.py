@@ -151,6 +151,5 @@ MAIN = (
     *("_fused_sgd_, one element", "foreign function"),
 )
 
-#: Ways through pointers. The package does not know of a pointer that was taken before convert: it notices a write
-#: through it by the compared values only, so a write of any other single element is not seen (docs/weights.md).
+#: Ways through pointers, of which single values that are written are not seen (docs/weights.md).
 POINTERS = frozenset(f"alias: {name}" for name in ALIASES if name.startswith(("data_ptr", "address")))

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 import tvm_ffi
-from numpy.lib.stride_tricks import as_strided
 from torch import nn
 from torch.utils import dlpack
 
 from helpers.weight_changes.basics import (
     COLUMN,
     DATA,
-    DATA_PTR,
     GET_DATA,
     GRADLESS_DATA,
     NUMPY,
@@ -36,29 +34,6 @@ from helpers.weight_changes.in_place import ONE_ELEMENT
 
 def _rebuilt(w: torch.Tensor) -> torch.Tensor:
     return torch.empty(0).set_(w.untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1))
-
-
-def _address_of_buffer(array: Any) -> int:
-    return ctypes.addressof((ctypes.c_float * SIZE**2).from_buffer(array))
-
-
-def _iterator(array: Any) -> Any:
-    return np.nditer(array, flags=["external_loop"], op_flags=[["readwrite"]])
-
-
-def _record(w: torch.Tensor) -> Any:
-    return w.detach().numpy().reshape(-1).view([("values", "f4", (SIZE * SIZE,))])[0]
-
-
-def _sliced(w: torch.Tensor) -> torch.Tensor:
-    storage = w.untyped_storage()[: 4 * SIZE * SIZE]
-    return torch.empty(0).set_(storage, 0, (SIZE, SIZE), (SIZE, 1))
-
-
-def _array_of_a_tensor_elsewhere(w: torch.Tensor) -> Any:
-    array = w.detach().numpy()
-    array.base.data = torch.zeros(1)
-    return array
 
 
 ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -110,27 +85,9 @@ ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "DLPack's exchange of C, of the weight": lambda w: torch.from_dlpack(tvm_ffi.from_dlpack(w)),
     "data_ptr": lambda w: floats_at(w.data_ptr()),
     "data_ptr of a detached one": lambda w: floats_at(w.detach().data_ptr()),
-    "data_ptr of a view": lambda w: floats_at(w.view(-1).data_ptr()),
-    "data_ptr by a method taken before": lambda w: floats_at(DATA_PTR(w)),
     "data_ptr of the storage": lambda w: floats_at(w.untyped_storage().data_ptr()),
-    "data_ptr of the typed storage": lambda w: floats_at(w._typed_storage()._data_ptr()),
     "address of numpy": lambda w: floats_at(w.detach().numpy().ctypes.data),
-    "address of a view of numpy": lambda w: floats_at(w.detach().numpy()[:].reshape(-1).ctypes.data),
-    "address of strides of numpy": lambda w: floats_at(as_strided(w.detach().numpy(), (3,)).ctypes.data),
-    "address of from_numpy of numpy": lambda w: floats_at(torch.from_numpy(w.detach().numpy()).data_ptr()),
-    "address of from_dlpack of numpy": lambda w: floats_at(torch.from_dlpack(w.detach().numpy()).data_ptr()),
-    "address of a buffer": lambda w: floats_at(_address_of_buffer(w.detach().numpy())),
-    "address of a matrix' buffer": lambda w: floats_at(_address_of_buffer(w.detach().numpy().view(np.matrix))),
-    "address of numpy through DLPack": lambda w: floats_at(np.from_dlpack(w.detach().numpy()).ctypes.data),
-    "address of an iterator over numpy": lambda w: floats_at(_iterator(w.detach().numpy())[0].ctypes.data),
-    "address of a record of numpy": lambda w: floats_at(_record(w).__array_interface__["data"][0]),
-    "address of a record's buffer": lambda w: floats_at(np.frombuffer(_record(w), np.float32).ctypes.data),
-    "address of numpy of a slice of the storage": lambda w: floats_at(torch.from_numpy(_sliced(w).numpy()).data_ptr()),
-    "address that nothing counts": _array_of_a_tensor_elsewhere,
-    "address of a slice of the storage": lambda w: floats_at(w.untyped_storage()[0:8].data_ptr()),
-    "__array_interface__": lambda w: floats_at(w.detach().numpy().__array_interface__["data"][0]),
     "address in a DLPack tensor": lambda w: floats_at(np.from_dlpack(w.detach()).ctypes.data),
-    "address by DLPack's exchange of C": lambda w: floats_at(np.from_dlpack(tvm_ffi.from_dlpack(w)).ctypes.data),
 }
 
 
