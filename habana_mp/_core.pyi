@@ -116,7 +116,6 @@ class Rule:
         sparse_gradient: tuple[str, int] | None = None,
         conditions: dict[str, Callable[..., Any]] = ...,
         packs: str = "",
-        terms: tuple[str, int] | None = None,
     ) -> None: ...
 
 class Composite:
@@ -293,10 +292,9 @@ def set_recognised(
     between: tuple[str, ...],
     through: tuple[str, ...],
     operator_found: Callable[[Any, str, str | None], tuple[Any, ...]],
-    module_calls: types.CodeType | None,
 ) -> None:
-    """`module_calls` is the code of a module's call. `operator_found` takes what torch has looked up for an operator,
-    its name, and the name of the overload, if any. It returns the builtins to watch as `writers`."""
+    """`operator_found` takes what torch has looked up for an operator, its name, and the name of the overload, if any.
+    It returns the builtins to watch as `writers`."""
 
 def set_devices_of_regions(device_types: tuple[str, ...] | None) -> None:
     """Regions of torch.autocast for other device types have no effect from now on; None: all have one."""
@@ -331,31 +329,14 @@ def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | No
 def forget_known(tensor: Any) -> None:
     """Drops the weak references to this tensor."""
 
-def was_computed_from_module_value(tensor: Any, /) -> bool:
-    """True for the result of arithmetic in a lower precision on a module's attribute in a lower precision."""
-
 def was_converted(tensor: Any) -> bool:
     """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 
-def check_state(set_attribute: Any, get_attribute: Any) -> None:
+def check_state(set_function: Any) -> None:
     """Raises if :func:`watch_state` would."""
 
-def watch_state(set_attribute: Any, get_attribute: Any, filled: Callable[[Any], None]) -> None:
-    """Watches conversions by methods of tensors, and the methods `__setattr__` and `__getattr__` of `nn.Module`. Calls
-    `filled` with a module after its `__dict__` was assigned."""
-
-def follow_module_tensors(on: bool) -> None:
-    """If `on`, arithmetic on module tensors alone is not lowered from now on, unless autograd tracks it."""
-
-def module_tensors_are_followed() -> bool: ...
-def objects_with_frozen() -> list[Any]:
-    """Returns what `gc.get_objects()` returns, and the objects that `gc.freeze()` has set aside."""
-
-def is_module_tensor(object: Any, /) -> bool:
-    """True for a Parameter, for a remembered tensor of a module, and for a tensor that shares memory with one."""
-
-def remember_module_tensor(object: Any) -> None:
-    """Notes a tensor of a module, if these are followed. Ignores any other object."""
+def watch_state(set_function: Any) -> None:
+    """Watches conversions by methods of tensors, and this function: `__setattr__` of `nn.Module`."""
 
 def was_lowered(tensor: Any) -> bool:
     """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""

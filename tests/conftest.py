@@ -35,12 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="I/N", help="every Nth test, from number I on; the first is 0")
 
 
-# Imported objects stay to the end, so they are frozen: otherwise the many tests that collect garbage would look at all
-# of them each time. Nor does `convert` need to look for modules among them.
-gc.get_freeze_count = lambda: 0
-
-
 def pytest_collection_finish() -> None:
+    # Imported objects stay to the end, so they are frozen: otherwise the many tests that collect garbage would look at
+    # all of them each time.
     gc.collect()
     gc.freeze()
 

@@ -75,9 +75,6 @@ class Operation(NamedTuple):
     positions for an argument by keyword only). A cast cannot pass on such a gradient, so the lists are suspended for
     that call."""
 
-    terms: tuple[str, int] | None = None
-    """The argument of a product whose last dimension is the number of terms: keyword and position."""
-
     promotes: bool = False
     """True if torch itself computes in the precision of the tensors with dimensions when a tensor without any is wider.
     (For rule 2.)"""

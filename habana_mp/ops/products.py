@@ -48,11 +48,8 @@ _gemm = partial(_product, o2="lower")
 _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
 _made_of_products = partial(Operation, o2="lower", made_of_products=True, caches_weights=True)
 
-#: The factor whose last dimension is summed over.
-_FIRST, _OF_MATRICES, _OF_BATCHES = ("input", 0), ("mat1", 1), ("batch1", 1)
-
 _GEMM = (
-    _gemm_cast_by_autocast("linear", terms=_FIRST, packs="linear", wants_rows=True),
+    _gemm_cast_by_autocast("linear", packs="linear", wants_rows=True),
     _gemm_cast_by_autocast(
         "matmul",
         spellings="__rmatmul__ rmatmul",
@@ -60,15 +57,14 @@ _GEMM = (
         packs="matmul",
         equivalent="matmul",
         wants_rows=True,
-        terms=_FIRST,
     ),
-    _product("__matmul__", terms=_FIRST, casts_inside=True, packs="matmul", equivalent="matmul", wants_rows=True),
-    _product("linalg_matmul", terms=_FIRST, packs="matmul", wants_rows=True),
-    _gemm_cast_by_autocast("mm", terms=_FIRST, packs="mm", equivalent="mm"),
-    _gemm_cast_by_autocast("bmm", terms=_FIRST, equivalent="bmm"),
-    _gemm_cast_by_autocast("addmm", terms=_OF_MATRICES, packs="addmm"),
-    _gemm_cast_by_autocast("baddbmm addbmm", terms=_OF_BATCHES),
-    _gemm("mv", terms=_FIRST),
+    _product("__matmul__", casts_inside=True, packs="matmul", equivalent="matmul", wants_rows=True),
+    _product("linalg_matmul", packs="matmul", wants_rows=True),
+    _gemm_cast_by_autocast("mm", packs="mm", equivalent="mm"),
+    _gemm_cast_by_autocast("bmm", equivalent="bmm"),
+    _gemm_cast_by_autocast("addmm", packs="addmm"),
+    _gemm_cast_by_autocast("baddbmm addbmm"),
+    _gemm("mv"),
     _gemm("dot", unlisted=WIDEST),
     _gemm("_grouped_mm", spellings="grouped_mm"),
     _product("addmv"),

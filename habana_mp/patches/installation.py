@@ -14,7 +14,6 @@ from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES
-from habana_mp.patches.torch import module_tensors
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
 from habana_mp.patches.torch.equivalent_functions import set_equivalent_functions
@@ -78,7 +77,6 @@ class Installation:
                 self._put_patches_in(settings)
                 forget_compiled_code()
                 self.policy = policy
-                self._follow_module_tensors()
                 self._follow_modules()
                 in_force.set_configuration(policy.named, described)
                 self._exchange_composites(composites)
@@ -157,7 +155,6 @@ class Installation:
         try:
             if not self._are_patches_in:
                 self._put_patches_in(Settings())
-            self._follow_module_tensors()
             self._follow_modules(anew=False)
             self._exchange_composites(composites)
             if self._observers:
@@ -179,12 +176,6 @@ class Installation:
     def _policies(self) -> list[Policy]:
         regions = [self._regions[number] for number in self._regions_in_torch]
         return regions if self.policy is None else [self.policy, *regions]
-
-    def _follow_module_tensors(self) -> None:
-        if any(one.lowers_arithmetic() for one in self._policies()):
-            module_tensors.follow()
-        else:
-            module_tensors.stop()
 
     def _follow_modules(self, *, anew: bool = True) -> None:
         """Makes the rules depend on the running module, if lines with patterns, kept modules or exact code ask for it.

@@ -23,9 +23,6 @@ class Preset:
     lower: tuple[Listed, ...] = ()
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
-    leaves_points: bool = False
-    """True if its names do not mean products of three terms without a Parameter in the forward of a module: these
-    rotate points."""
     of_autocast: bool = False
     """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
 
@@ -71,7 +68,6 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
         name,
         content["description"],
         **lists,
-        leaves_points=content.get("leaves_points", False),
         of_autocast=content.get("of_autocast", False),
     )
 

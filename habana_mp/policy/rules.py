@@ -34,9 +34,6 @@ class Ruling:
     by_parts: bool = False
     #: True if it holds only for the matrix products of calls that compute any.
     products_only: bool = False
-    #: True if it does not hold for products of three terms without a Parameter in the forward of a module: these
-    #: rotate points.
-    leaves_points: bool = False
 
     def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
         """Returns the core's form, with the arguments that may be cast. ``caches_weights``: cache casts of weights."""
@@ -52,7 +49,6 @@ class Ruling:
             "saturates": self.saturate != "",
             "saturates_tensors": self.saturate == "all",
             "is_elementwise": ops.is_elementwise(operation),
-            "leaves_points": self.leaves_points,
             "products_inside": self.products_only and row.products_inside,
             "is_not_repeated": not ops.may_be_repeated(operation),
             "caches_weights": caches_weights and row.caches_weights,
@@ -74,7 +70,6 @@ class Ruling:
             sparse_gradient=row.sparse_gradient,
             conditions={name: function for name, function in conditions.items() if function is not None},
             packs=row.packs if caches_weights else "",
-            terms=row.terms,
         )
 
 
@@ -129,13 +124,6 @@ class Policy:
     def named(self) -> dict[str, tuple[str, str]]:
         """The precision that a list gives an operation, and the place in that list, by operation."""
         return {operation: (precision, listed.where) for operation, (precision, listed) in self.lines.items()}
-
-    def lowers_arithmetic(self) -> bool:
-        """True if a list lowers an operation that computes each value of its result independently."""
-        return any(
-            one.listed.action == "precision" and one.listed.precision != "fp32" and ops.is_elementwise(one.operation)
-            for one in (*self.covered, *self.composites)
-        )
 
 
 def ruling_without_list(operation: str) -> Ruling:
@@ -198,7 +186,7 @@ def policy_from_lists(
 
     def rulings_with(chosen: Decided) -> dict[str, Ruling]:
         """Returns the rules where these lines are in force too."""
-        return _rulings(lists, lower, {**decided, **chosen}, {*named, *chosen}, {**followed, **chosen}, refused)
+        return _rulings(lists, lower, {**decided, **chosen}, {**followed, **chosen}, refused)
 
     return _whole_policy(lower, rulings_with, decided, in_modules)
 
@@ -217,7 +205,7 @@ def _lines(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
 
 
 def _rulings(
-    lists: Preset, lower: str, decided: Decided, named: set[str], followed: Decided, refused: frozenset[str]
+    lists: Preset, lower: str, decided: Decided, followed: Decided, refused: frozenset[str]
 ) -> dict[str, Ruling]:
     rulings = {
         operation: ruling_in_list(
@@ -229,9 +217,6 @@ def _rulings(
         )
         for operation, (kind, listed) in decided.items()
     }
-    for operation, ruling in rulings.items() if lists.leaves_points else ():
-        if operation not in named and ruling.precision == lower and ops.row_of(operation).terms is not None:
-            rulings[operation] = replace(ruling, leaves_points=True)
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
     # The other two lists take precedence over the third one (rule 5).
     for listed in lists.widest:
@@ -306,7 +291,7 @@ def policy_o2(lower: str, given: GivenRules = NO_GIVEN_RULES) -> Policy:
 
     def rulings_with(chosen: Decided) -> dict[str, Ruling]:
         others = Preset("", "")
-        return rulings | _rulings(others, lower, {**named, **chosen}, set(), {**named, **chosen}, _NONE)
+        return rulings | _rulings(others, lower, {**named, **chosen}, {**named, **chosen}, _NONE)
 
     return _whole_policy(lower, rulings_with, of_o2 | named, given.in_modules)
 

@@ -310,7 +310,7 @@ def _has_no_kernel(row: Row) -> bool:
 
 
 def _is_product_in_float32(row: Row) -> bool:
-    return row.precision == "fp32" and row.reason not in ("no_kernel", "points") and _is_product(row)
+    return row.precision == "fp32" and row.reason != "no_kernel" and _is_product(row)
 
 
 def _is_loss_in_lower(row: Row) -> bool:

@@ -71,7 +71,7 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
     case Way::leave:
     case Way::unlisted_rule:  // the target has no such rule
       report(facts.target, plan.decision, {});
-      return remembered_if_state(facts, call_original(facts.target, facts.arguments));
+      return call_original(facts.target, facts.arguments);
     case Way::leave_to_outer:
       return call_deferred(facts.target, facts.arguments);
     case Way::without_lowering:
@@ -121,7 +121,7 @@ template <bool is_watched>
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result);
     report(target, decision_to_report<is_watched>(shown.value_or(plan.decision)), {});
-    return remembered_if_state(facts, result);
+    return result;
   }
 }
 

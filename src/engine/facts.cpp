@@ -4,7 +4,6 @@
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
 #include "engine/known_tensors.hpp"
-#include "engine/modules.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
@@ -54,27 +53,21 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// True if the arguments hold a float32 Parameter or a tensor in a lower precision.
-bool holds_weight_or_lower_tensor(const Arguments& arguments) {
-  return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
-    return is_lower(kind) || (kind == Kind::f32 && host::is_parameter(value));
+// True if no tensor is in a lower precision, and no Parameter is combined with a tensor that has dimensions and is no
+// Parameter, as an activation is.
+bool is_of_float32_alone(const Arguments& arguments) {
+  bool holds_parameter = false;
+  bool holds_other = false;
+  return !is_any_tensor(arguments.values, arguments.count(), [&](PyObject* value, Kind kind) {
+    if (is_lower(kind)) return true;
+    if (kind != Kind::f32) return false;
+    if (host::is_parameter(value)) {
+      holds_parameter = true;
+    } else if (!host::has_no_dimensions(value)) {
+      holds_other = true;
+    }
+    return holds_parameter && holds_other;
   });
-}
-
-// True if the last dimension of this tensor has this length.
-bool has_rows_of(PyObject* tensor, std::int64_t length) {
-  DLTensor view{};
-  if (host::is_plain_tensor(tensor) && host::can_view() && host::view_of(tensor, view)) {
-    return view.ndim > 0 && view.shape[view.ndim - 1] == length;
-  }
-  static PyObject* const name = interned("shape");
-  const Owned shape(PyObject_GetAttr(tensor, name));
-  const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_GET_SIZE(shape.get()) : 0;
-  PyObject* const last = count == 0 ? nullptr : PyTuple_GET_ITEM(shape.get(), count - 1);
-  // A size that torch.compile keeps symbolic is not an int.
-  const bool is_equal = last != nullptr && PyLong_CheckExact(last) && PyLong_AsLongLong(last) == length;
-  drop_error_unless_memory_error();
-  return is_equal;
 }
 
 std::optional<Reason> place() {
@@ -118,28 +111,6 @@ bool holds_lowered_tensor(const Arguments& arguments) {
                        [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
 }
 
-bool holds_lower_module_value(const Arguments& arguments) {
-  return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
-    return is_lower(kind) && is_module_value_or_computed_from_one(value);
-  });
-}
-
-bool computes_state(const Arguments& arguments) {
-  if (!module_tensors_are_followed) return false;
-  const bool records = host::grad_is_enabled();
-  bool holds_one = false;
-  const auto is_another = [&](PyObject* value, Kind kind) {
-    if (!is_floating(kind)) {
-      holds_one = holds_one || (host::is_plain_tensor(value) && is_module_tensor(value));
-      return false;
-    }
-    if (!is_module_tensor(value)) return !host::has_no_dimensions(value);
-    holds_one = true;
-    return records && host::requires_grad(value);
-  };
-  return !is_any_tensor(arguments.values, arguments.count(), is_another) && holds_one;
-}
-
 bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments) {
   return find_argument(arguments, conditions.sparse_position, PyTuple_GET_ITEM(conditions.sparse_keyword, 0)) ==
          Py_True;
@@ -181,24 +152,8 @@ std::optional<Reason> Facts::place() const { return engine::place(); }
 
 bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
 
-bool Facts::computes_state() const { return engine::computes_state(arguments); }
-
-// If the lists apply in every module, they reach modules that are not networks: image transforms, estimators of
-// returns, functions that a library wraps.
-bool Facts::is_all_float32_in_any_module() const {
-  return is_of_modules(thread_state.region) && lists_apply_in_any_module() && !holds_weight_or_lower_tensor(arguments);
-}
-
-bool Facts::is_all_float32_in_module_call() const {
-  return !holds_weight_or_lower_tensor(arguments) && a_module_runs();
-}
-
-bool Facts::adds_three_terms() const {
-  const Conditions& conditions = rule.conditions;
-  if (conditions.terms_keyword == nullptr) return false;
-  PyObject* const factor =
-      find_argument(arguments, conditions.terms_position, PyTuple_GET_ITEM(conditions.terms_keyword, 0));
-  return factor != nullptr && is_floating(host::kind_of(factor)) && has_rows_of(factor, 3);
+bool Facts::is_of_float32_alone_within_modules() const {
+  return is_of_modules(thread_state.region) && is_of_float32_alone(arguments);
 }
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }

@@ -21,10 +21,7 @@ struct Facts : Call {
   [[nodiscard]] bool is_decided_elsewhere() const;
   [[nodiscard]] std::optional<Reason> place() const;
   [[nodiscard]] bool caller_is_exact() const;
-  [[nodiscard]] bool computes_state() const;
-  [[nodiscard]] bool is_all_float32_in_any_module() const;
-  [[nodiscard]] bool is_all_float32_in_module_call() const;
-  [[nodiscard]] bool adds_three_terms() const;
+  [[nodiscard]] bool is_of_float32_alone_within_modules() const;
   [[nodiscard]] bool is_for_another_device() const;
 
   // The inputs and the operation.
@@ -74,11 +71,6 @@ bool holds_lower_tensor(const Arguments& arguments);
 Kind first_floating_kind(const Arguments& arguments);
 // True if an earlier call that autograd did not track lowered one of the tensors.
 bool holds_lowered_tensor(const Arguments& arguments);
-// True if one of the tensors is a lower value that a module holds, or was computed from one.
-bool holds_lower_module_value(const Arguments& arguments);
-// True if autograd does not track the call and all its floating tensors, at least one, are module tensors. Other
-// tensors without dimensions count as numbers and are ignored.
-bool computes_state(const Arguments& arguments);
 bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments);
 
 }  // namespace habana_mp::engine

@@ -10,7 +10,6 @@
 #include "engine/state.hpp"
 #include "host/inside.hpp"
 #include "host/tensors.hpp"
-#include "host/view.hpp"
 #include "tensor/cast.hpp"
 #include "weakrefs.hpp"
 
@@ -128,9 +127,6 @@ class Tensors {
 
 NeverDestroyed<Tensors> lowered_results;
 NeverDestroyed<Tensors> conversions;
-NeverDestroyed<Tensors> module_tensors;
-NeverDestroyed<Tensors> kept_values;
-NeverDestroyed<Tensors> computed_from_kept;
 
 }  // namespace
 
@@ -162,64 +158,14 @@ bool was_converted(PyObject* tensor) noexcept {
   return host::is_plain_tensor(tensor) && conversions->holds_memory_of(tensor);
 }
 
-bool module_tensors_are_followed = false;
-
-void follow_module_tensors(bool on) noexcept {
-  module_tensors_are_followed = on;
-  if (!on) module_tensors->clear();
-}
-
-bool may_be_state(PyObject* object) noexcept {
-  if (is_floating(host::kind_of(object))) return true;
-  DLTensor view;
-  return host::is_plain_tensor(object) && host::can_view() && host::view_of(object, view) &&
-         view.dtype.code == kDLInt && view.dtype.bits > 8;
-}
-
-bool remember_module_tensor(PyObject* object) {
-  return !module_tensors_are_followed || !may_be_state(object) || module_tensors->put_in(object);
-}
-
-bool remember_module_tensor_that_is_read(PyObject* object) {
-  return !module_tensors_are_followed || !may_be_state(object) || module_tensors->holds_memory_of(object) ||
-         module_tensors->put_in(object);
-}
-
-bool is_module_tensor(PyObject* tensor) noexcept {
-  return host::is_parameter(tensor) || module_tensors->holds_memory_of(tensor);
-}
-
-bool lower_module_values_exist = false;
-
-bool remember_module_value(PyObject* tensor) {
-  lower_module_values_exist = true;
-  return kept_values->put_in(tensor);
-}
-
-bool remember_computed_from_module_value(PyObject* tensor) { return computed_from_kept->put_in(tensor); }
-
-bool was_computed_from_module_value(PyObject* tensor) noexcept {
-  return lower_module_values_exist && computed_from_kept->holds_memory_of(tensor);
-}
-
-bool is_module_value_or_computed_from_one(PyObject* tensor) noexcept {
-  return lower_module_values_exist &&
-         (kept_values->holds_memory_of(tensor) || computed_from_kept->holds_memory_of(tensor));
-}
-
 void forget_known(PyObject* tensor) noexcept {
-  for (const auto& table : {&lowered_results, &conversions, &module_tensors, &kept_values, &computed_from_kept}) {
-    (*table)->take_out(tensor);
-  }
+  lowered_results->take_out(tensor);
+  conversions->take_out(tensor);
 }
 
 void forget_all_known() noexcept {
-  follow_module_tensors(false);
   lowered_results->clear();
   conversions->clear();
-  kept_values->clear();
-  computed_from_kept->clear();
-  lower_module_values_exist = false;
 }
 
 }  // namespace habana_mp::engine

@@ -94,8 +94,6 @@ void keep_wanted_stub() noexcept {
 
 }  // namespace
 
-bool lists_apply_in_any_module() noexcept { return any_module; }
-
 bool begins_to_apply_lists(PyObject* module) noexcept {
   const ThreadState& state = thread_state;
   if (!lists_wait_for_modules || base_of(state.region) != nullptr || state.lists_suspended) return false;

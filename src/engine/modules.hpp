@@ -36,9 +36,6 @@ void take_rules_out_of_modules() noexcept;
 // True after watch_modules.
 bool lists_wait_for_a_module() noexcept;
 
-// True if the lists apply in every module; false if the user named modules.
-bool lists_apply_in_any_module() noexcept;
-
 // True if the lists begin to apply with a call of this module that is made here.
 bool begins_to_apply_lists(PyObject* module) noexcept;
 

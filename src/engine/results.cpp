@@ -42,14 +42,4 @@ bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Tall
   return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_tracked_cast, result)));
 }
 
-PyObject* remembered_as_state(const Call& call, PyObject* result) {
-  Owned made(result);
-  const Kind kind = host::kind_of(result);
-  if (lower_module_values_exist && is_lower(kind) && holds_lower_module_value(call.arguments)) {
-    return remember_computed_from_module_value(result) ? made.release() : nullptr;
-  }
-  if (!may_be_state(result) || !computes_state(call.arguments)) return made.release();
-  return remember_module_tensor(result) ? made.release() : nullptr;
-}
-
 }  // namespace habana_mp::engine

@@ -14,12 +14,4 @@ Owned rounded(PyObject* result, Kind to, Tally& tally);
 // if that function raised or memory ran out.
 bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Tally& tally, PyObject* result);
 
-// Remembers the result of elementwise arithmetic on module tensors alone, or on a lower value that a module holds.
-// Returns `result`, or null with an exception set when memory runs out.
-PyObject* remembered_as_state(const Call& call, PyObject* result);
-inline PyObject* remembered_if_state(const Call& call, PyObject* result) {
-  const bool may_be_state = call.rule.is_elementwise && (module_tensors_are_followed || lower_module_values_exist);
-  return may_be_state && result != nullptr ? remembered_as_state(call, result) : result;
-}
-
 }  // namespace habana_mp::engine

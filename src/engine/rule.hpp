@@ -47,10 +47,6 @@ struct Conditions {
   // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are suspended for that call.
   PyObject* sparse_keyword = nullptr;
   std::uint8_t sparse_position = 0;
-  // For a product, the argument whose last dimension is the number of terms: its keyword (a tuple of that string, or
-  // null) and its position.
-  PyObject* terms_keyword = nullptr;
-  std::uint8_t terms_position = 0;
 
   bool operator==(const Conditions&) const = default;
 };

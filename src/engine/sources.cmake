@@ -13,7 +13,6 @@ target_sources(_core PRIVATE
   src/engine/bindings/watching.cpp
   src/engine/call.cpp
   src/engine/cast_arguments.cpp
-  src/engine/collector.cpp
   src/engine/elements.cpp
   src/engine/facts.cpp
   src/engine/guarded_calls.cpp

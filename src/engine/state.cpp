@@ -305,13 +305,6 @@ bool pass_on_exactness(PyObject* code, PyObject* made) {
 
 TracedCaller exchange_traced_caller(TracedCaller caller) noexcept { return std::exchange(traced_caller, caller); }
 
-bool a_module_runs() {
-  if (!known_things->module_calls) return false;
-  host::FrameWalk walk;
-  while (walk && walk.code() != known_things->module_calls.get()) walk.outwards();
-  return static_cast<bool>(walk);
-}
-
 bool caller_is_custom_fwd() {
   const host::FrameWalk caller;
   return caller && known_things->custom_fwd && caller.code() == known_things->custom_fwd.get();

@@ -150,7 +150,6 @@ struct Recognised {
   Owned through;           // a tuple: the same for torch's files through which a library calls operations
   Owned operator_found;    // called with what torch found for an operator's name, the name, and the overload's or None;
                            // returns a tuple of the builtins to watch as writers
-  Owned module_calls;      // the code of a module's call, or None
 };
 void set_recognised(Recognised given) noexcept;
 const Recognised& recognised() noexcept;
@@ -162,9 +161,6 @@ bool caller_is_inside_of_an_operation();
 // returns the effect of the region.
 bool region_is_torchs_own();
 AutocastRegion region_of_torchs_own();
-
-// True if the forward of a module runs in this thread.
-bool a_module_runs();
 
 // True if the calling Python function is the wrapper of torch.amp.custom_fwd.
 bool caller_is_custom_fwd();

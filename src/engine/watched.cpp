@@ -151,8 +151,8 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
 }
 
 // Returns the values to store as state in place of `values`: the same ones, or if they were lowered, in float32. Values
-// in a lower precision are passed to Python, with the float32 tensor of a module that they replace, or None. Null with
-// an exception set if the warning is an error.
+// in a lower precision are passed to Python, with the float32 tensor that they replace, or None. Null with an exception
+// set if the warning is an error.
 Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
   if (!is_lower(host::kind_of(values))) return Owned::borrowed(values);
   return Owned(PyObject_CallFunction(recognised().made_of_lowered.get(), "sOO", what, values, former));
@@ -169,8 +169,7 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
   if (!parameter_data) return nullptr;
   std::vector<PyObject*> taken(values, values + given.count());
   *std::find(taken.begin(), taken.end(), data) = parameter_data.get();
-  Owned made(make_subclass.call(taken.data(), static_cast<std::size_t>(given.positional), keywords));
-  return made && remember_module_tensor(made.get()) ? made.release() : nullptr;
+  return make_subclass.call(taken.data(), static_cast<std::size_t>(given.positional), keywords);
 }
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -272,10 +271,8 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   // This comes before the assignment: the warning may be an error, and the value may have been computed from this
   // tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
-  const bool is_of_module = is_module_tensor(self);
-  const Owned taken = values_of_state(value, "the `.data` of a tensor", is_of_module ? self : Py_None);
-  if (!taken || data.assign(self, taken.get(), closure) != 0) return -1;
-  return is_of_module && !remember_module_tensor(self) ? -1 : 0;  // its memory has changed
+  const Owned taken = values_of_state(value, "the `.data` of a tensor", self);
+  return taken ? data.assign(self, taken.get(), closure) : -1;
 }
 
 // ---- conversions, and attributes of modules -------------------------------------------------------------------------
@@ -304,7 +301,6 @@ const struct {
 constexpr std::size_t conversion_count = std::size(conversions);
 
 host::WatchedFunction set_attribute;
-NeverDestroyed<Owned> module_is_filled;  // called with a module whose `__dict__` was assigned
 
 // Returns the floating tensor that the module holds under this name besides its Parameters, buffers and modules. Null
 // without an exception if it holds no such tensor.
@@ -324,42 +320,23 @@ Owned former_attribute(PyObject* module, PyObject* name) {
 Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
   const Owned former = former_attribute(module, name);
   if (former && listens(Listener::watch)) watch::notice_carried(value, former.get());
-  const bool was_float32 = former && host::kind_of(former.get()) == Kind::f32;
-  if (!was_float32 && !was_computed_from_module_value(value)) return Owned::borrowed(value);
+  if (!former || host::kind_of(former.get()) != Kind::f32) return Owned::borrowed(value);
   const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", name, Py_TYPE(module)->tp_name));
   const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
-  return text == nullptr ? nullptr : values_of_state(value, text, was_float32 ? former.get() : Py_None);
+  return text == nullptr ? nullptr : values_of_state(value, text, former.get());
 }
 
 // `module.name = value`
 PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  static PyObject* const dict_name = interned("__dict__");
   const bool is_assignment =
       PyVectorcall_NARGS(flagged_count) == 3 && keywords == nullptr && PyUnicode_Check(values[1]);
-  if (!is_assignment || !may_be_state(values[2])) {
-    Owned result(set_attribute.call(values, flagged_count, keywords));
-    if (!result || !is_assignment || values[1] != dict_name) return result.release();
-    return Owned(PyObject_CallOneArg(module_is_filled->get(), values[0])) ? result.release() : nullptr;
+  if (!is_assignment || !is_lower(host::kind_of(values[2])) || host::requires_grad(values[2])) {
+    return set_attribute.call(values, flagged_count, keywords);
   }
-  Owned value = Owned::borrowed(values[2]);
-  const bool is_state = is_lower(host::kind_of(value.get())) && !host::requires_grad(value.get());
-  if (is_state) value = attribute_to_store(values[0], values[1], value.get());
-  if (PyErr_Occurred() != nullptr) return nullptr;
+  const Owned value = attribute_to_store(values[0], values[1], values[2]);
+  if (!value || PyErr_Occurred() != nullptr) return nullptr;
   PyObject* const taken[] = {values[0], values[1], value.get()};
-  Owned result(set_attribute.call(taken, 3, nullptr));
-  const bool is_kept_lower = result && is_state && host::is_plain_tensor(value.get()) &&
-                             is_lower(host::kind_of(value.get())) && casts_are_made_here();
-  if (is_kept_lower && !remember_module_value(value.get())) return nullptr;
-  return result && remember_module_tensor(value.get()) ? result.release() : nullptr;
-}
-
-host::WatchedFunction get_attribute;
-
-// `module.name` where `name` is a Parameter, a buffer or a module. Code may put a buffer where nothing else sees it,
-// such as into the dictionary of buffers, or give a Parameter other memory.
-PyObject* get_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  Owned result(get_attribute.call(values, flagged_count, keywords));
-  return result && remember_module_tensor_that_is_read(result.get()) ? result.release() : nullptr;
+  return set_attribute.call(taken, 3, nullptr);
 }
 
 const struct {
@@ -406,37 +383,31 @@ namespace {
 
 using ConversionMethods = std::array<Owned, conversion_count>;
 
-bool find_state(const AttributeFunctions& attributes, ConversionMethods& methods) {
+bool find_state(PyObject* set_function, ConversionMethods& methods) {
   for (std::size_t i = 0; i < methods.size(); ++i) {
     methods[i] = host::attribute_of_tensor_base(conversions[i].name);
     const bool is_watched = conversions[i].method.is_watched();
     if (!methods[i] || (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS)))
       return false;
   }
-  const auto may_be_watched = [&](const host::WatchedFunction& watched, PyObject* function) {
-    return watched.is_watched() || host::WatchedFunction::check(function);
-  };
-  if (may_be_watched(set_attribute, attributes.set) && may_be_watched(get_attribute, attributes.get)) return true;
-  PyErr_SetString(PyExc_RuntimeError,
-                  "torch.nn.Module.__setattr__ or __getattr__ is not called as other Python functions are");
+  if (set_attribute.is_watched() || host::WatchedFunction::check(set_function)) return true;
+  PyErr_SetString(PyExc_RuntimeError, "torch.nn.Module.__setattr__ is not called as other Python functions are");
   return false;
 }
 
 }  // namespace
 
-bool may_watch_state(const AttributeFunctions& attributes) {
+bool may_watch_state(PyObject* set_function) {
   ConversionMethods methods;
-  return find_state(attributes, methods);
+  return find_state(set_function, methods);
 }
 
-bool watch_state(const AttributeFunctions& attributes) {
+bool watch_state(PyObject* set_function) {
   ConversionMethods methods;
-  if (!find_state(attributes, methods)) return false;
+  if (!find_state(set_function, methods)) return false;
   // From here on nothing can fail.
   for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.watch(methods[i].get(), conversions[i].stub);
-  if (!set_attribute.is_watched()) set_attribute.watch(attributes.set, attributes.set, from_c<set_attribute_stub>);
-  *module_is_filled = Owned::borrowed(attributes.filled);
-  if (!get_attribute.is_watched()) get_attribute.watch(attributes.get, attributes.get, from_c<get_attribute_stub>);
+  if (!set_attribute.is_watched()) set_attribute.watch(set_function, set_function, from_c<set_attribute_stub>);
   return true;
 }
 
@@ -459,7 +430,6 @@ void stop_watching_builtins() noexcept {
   data.stop();
   for (const auto& one : conversions) one.method.stop();
   set_attribute.stop();
-  get_attribute.stop();
 }
 
 }  // namespace habana_mp::engine

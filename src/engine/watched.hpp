@@ -15,18 +15,11 @@ std::vector<std::pair<const char*, bool>> paths_of_builtins();
 // into tensors, or share their memory, without incrementing version counters. False with a Python exception set if one
 // cannot be watched; then nothing has changed.
 bool watch_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers);
-// The functions of nn.Module by which its attributes are assigned and read, and what is called with a module whose
-// `__dict__` was assigned.
-struct AttributeFunctions {
-  PyObject* set;  // __setattr__
-  PyObject* get;  // __getattr__
-  PyObject* filled;
-};
-// Watches what changes the tensors of modules, and what gives them to other code: conversions by the tensors' own
-// methods, and attributes of modules. `may_watch_state` returns true if that is possible. Both return false with an
-// exception set if it is not, and change nothing.
-bool may_watch_state(const AttributeFunctions& attributes);
-bool watch_state(const AttributeFunctions& attributes);
+// Watches conversions by the tensors' own methods, and assignments to attributes of modules by this function
+// (nn.Module's `__setattr__`). `may_watch_state` returns true if that is possible. Both return false with an exception
+// set if it is not, and change nothing.
+bool may_watch_state(PyObject* set_function);
+bool watch_state(PyObject* set_function);
 // Sets the device types whose regions of torch.autocast count, a tuple or None: the stand-in for Gaudi has one device,
 // and regions of others change nothing on a Gaudi machine.
 void set_devices_of_regions(PyObject* device_types) noexcept;

@@ -181,17 +181,8 @@ template <typename Facts>
     plan.decision = {Precision::unchanged, Reason::library};
     return by(Way::unlisted_rule);
   }
-  if (lowers_by_list && rule.is_elementwise && facts.computes_state()) {
-    plan.decision = {Precision::unchanged, Reason::state};
-    return by(Way::unlisted_rule);
-  }
-  const bool may_be_preparation = lowers_by_list && (rule.is_elementwise || rule.is_product);
-  if (may_be_preparation && facts.is_all_float32_in_any_module() && (rule.is_elementwise || facts.adds_three_terms())) {
-    plan.decision = {Precision::fp32, Reason::all_float32};
-    return by(Way::unlisted_rule);
-  }
-  if (lowers_by_list && rule.leaves_points && facts.adds_three_terms() && facts.is_all_float32_in_module_call()) {
-    plan.decision = {Precision::fp32, Reason::points};
+  if (lowers_by_list && rule.is_elementwise && facts.is_of_float32_alone_within_modules()) {
+    plan.decision = {Precision::fp32, Reason::arithmetic};
     return by(Way::unlisted_rule);
   }
   if (facts.is_for_another_device()) return leave(Reason::other_device);

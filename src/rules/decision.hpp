@@ -59,8 +59,8 @@ enum ReasonFlag : unsigned {
   REASON(library, "rule 11", casts_off | over_unlisted, "elsewhere",                                                   \
          "in exact code: that of a library, or given to convert(exact=)",                                              \
          "Gaussian processes, metrics, and what `exact` names")                                                        \
-  REASON(state, "rule 11", over_unlisted, "", "arithmetic on a module's own tensors",                                  \
-         "an average that a module keeps")                                                                             \
+  REASON(arithmetic, "rule 11", over_unlisted, "", "arithmetic on float32 alone",                                      \
+         "with `within`: no input is in lower precision, and no Parameter meets an activation")                        \
   REASON(other_device, "autocast", none, "elsewhere", "the region is for another device",                              \
          "none of its tensors is on the device of the `hmp.autocast` around it")                                       \
   REASON(op_wrap, "op_wrap", none, "", "wrapped by op_wrap",                                                           \
@@ -77,11 +77,7 @@ enum ReasonFlag : unsigned {
          "only in the report")                                                                                         \
   REASON(unlisted, "rule 4", none, "", "in no list: runs in its input's precision",                                    \
          "only in the report, and only if calls are watched: neither a list nor a rule names the operation, and its "  \
-         "input is in lower precision")                                                                                \
-  REASON(points, "rule 1", over_unlisted, "", "a product of three terms, without a weight",                            \
-         "in the forward of a module: the preset `recommended` does not lower it, since it turns points")              \
-  REASON(all_float32, "within", over_unlisted, "", "arithmetic in float32, without a weight",                          \
-         "with `within=\"modules\"`: all inputs are in float32, and none is a Parameter")
+         "input is in lower precision")
 
 struct ReasonRow {
   const char* word;

@@ -35,7 +35,6 @@ enum class Action : std::uint8_t {
   TRAIT(is_product)                                                                                                 \
   /* The lists do not apply to products of three terms without a weight in the forward of a module: these rotate    \
      points. */                                                                                                     \
-  TRAIT(leaves_points)                                                                                              \
   /* The list applies only to the matrix products that torch makes inside. Everything else stays in its precision,  \
      including the state that a recurrent layer passes from step to step. */                                        \
   TRAIT(products_inside)                                                                                            \

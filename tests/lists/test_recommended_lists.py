@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp.patches.installation import installation
-from habana_mp.policy.rules import Policy
 from helpers.each import each
 from helpers.processes import RUN, python
 
@@ -73,62 +71,6 @@ def test_what_needs_float32_has_it(call: Callable[[torch.Tensor], torch.Tensor])
     assert call((X + 2).bfloat16()).dtype is FP32
 
 
-def matrices(*sizes: int) -> torch.Tensor:
-    return torch.linspace(-1, 1, math.prod(sizes)).reshape(sizes)
-
-
-#: By name, a product of so many terms.
-PRODUCTS: dict[str, Callable[[int], torch.Tensor]] = {
-    "linear": lambda terms: F.linear(matrices(6, terms), matrices(8, terms)),
-    "linear by keywords": lambda terms: F.linear(input=matrices(6, terms), weight=matrices(8, terms)),
-    "matmul": lambda terms: matrices(6, terms) @ matrices(terms, 6),
-    "mm": lambda terms: torch.mm(matrices(6, terms), matrices(terms, 6)),
-    "bmm": lambda terms: torch.bmm(matrices(2, 6, terms), matrices(2, terms, 6)),
-    "addmm": lambda terms: torch.addmm(matrices(6, 6), matrices(6, terms), matrices(terms, 6)),
-    "baddbmm": lambda terms: torch.baddbmm(matrices(2, 6, 6), matrices(2, 6, terms), matrices(2, terms, 6)),
-}
-
-
-class Calls(nn.Module):
-    """Whatever it is given."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *given: int | torch.Tensor) -> torch.Tensor:
-        return self.function(*given)
-
-
-@each("call", PRODUCTS.values())
-def test_products_of_three_terms_stay_as_they_are_in_modules(call: Callable[[int], torch.Tensor]) -> None:
-    module = Calls(call)
-    expected = module(3)
-    hmp.convert(preset="recommended", report="lines")
-    hmp.reset_report()
-    assert torch.equal(module(3), expected)
-    rows = hmp.report(show=False).rows
-    assert {row.precision for row in rows} == {"fp32"}
-    assert "points" in {row.reason for row in rows}
-    assert {module(terms).dtype for terms in (1, 2, 4)} == {BF16}
-    assert call(3).dtype is BF16  # outside of modules
-    hmp.convert(preset="torch-cpu")
-    assert module(3).dtype is BF16
-
-
-def test_products_of_three_terms_with_a_weight_or_a_lower_factor_are_lowered() -> None:
-    hmp.convert(preset="recommended")
-    assert Calls(lambda x: x @ x.t())(matrices(6, 3).bfloat16()).dtype is BF16
-    assert nn.Linear(3, 6)(matrices(6, 3)).dtype is BF16
-
-
-def test_a_list_of_ones_own_means_all_products(tmp_path: Path) -> None:
-    path = tmp_path / "own.txt"
-    path.write_text("linear\n", encoding="utf-8")
-    hmp.convert("O1", str(path), preset="recommended")
-    assert Calls(PRODUCTS["linear"])(3).dtype is BF16
-
-
 class Timesteps(nn.Module):
     """The embedding of time steps in diffusion models."""
 
@@ -152,12 +94,6 @@ def test_each_of_a_thousand_time_steps_has_an_embedding_of_its_own(within: str |
     hmp.convert(preset="recommended", within=within)  # type: ignore[arg-type]
     assert model(torch.arange(1000)).dtype is BF16
     assert torch.equal(model.embedded, expected)
-
-
-def test_the_recommended_lists_follow_no_tensors_of_modules() -> None:
-    hmp.convert(preset="recommended")
-    assert isinstance(installation.policy, Policy)
-    assert not installation.policy.lowers_arithmetic()
 
 
 @each(

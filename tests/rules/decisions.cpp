@@ -31,10 +31,7 @@ struct Facts {
   bool decided_elsewhere = false;
   std::optional<Reason> at_place;
   bool exact_caller = false;
-  bool only_state = false;
-  bool all_float32 = false;
-  bool three_terms = false;
-  bool in_module_call = false;
+  bool float32_alone = false;
   bool another_device = false;
   std::optional<Present> with_dimensions;
   bool one_tensor = false;
@@ -69,10 +66,7 @@ struct Facts {
   bool is_decided_elsewhere() const { return tell('d', decided_elsewhere); }
   std::optional<Reason> place() const { return tell('p', at_place); }
   bool caller_is_exact() const { return tell('e', exact_caller); }
-  bool computes_state() const { return tell('z', only_state); }
-  bool is_all_float32_in_any_module() const { return tell('4', all_float32); }
-  bool is_all_float32_in_module_call() const { return tell('6', in_module_call); }
-  bool adds_three_terms() const { return tell('5', three_terms); }
+  bool is_of_float32_alone_within_modules() const { return tell('4', float32_alone); }
   bool is_for_another_device() const { return tell('a', another_device); }
   std::optional<Present> inputs_with_dimensions() const { return tell('i', with_dimensions); }
   bool holds_one_tensor() const { return tell('1', one_tensor); }
@@ -184,10 +178,8 @@ void check_table() {
   rule.views_one = rule.is_product = rule.is_elementwise = true;
   Facts all;
   all.condition_on_sums = true;
-  all.decided_elsewhere = all.exact_caller = all.only_state = all.another_device = all.one_tensor = all.in_a_transform =
-      true;
-  all.all_float32 = all.three_terms = all.in_module_call = true;
-  rule.leaves_points = true;
+  all.decided_elsewhere = all.exact_caller = all.float32_alone = all.another_device = all.one_tensor = true;
+  all.in_a_transform = true;
   all.at_place = Reason::worker;
   all.product = Answer::failed;
   all.fused = all.wrong = all.sums = Answer::failed;
@@ -205,30 +197,14 @@ void check_table() {
   widens.reason = Reason::widest;
   CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // only a list lowers in such code
   all.exact_caller = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::unlisted_rule, Reason::state));
-  CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // this alone is not lowered
-  all.only_state = false;
   CHECK(plan_of(rule, all, inputs).way == Way::unlisted_rule);
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::arithmetic);
+  CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // this alone is not lowered
   rule.is_elementwise = false;
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);  // a product of three terms
-  rule.is_product = false;
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::points);
-  rule.is_product = true;
-  all.all_float32 = false;
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::points);
-  all.in_module_call = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  all.in_module_call = true;
-  rule.leaves_points = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  rule.leaves_points = true;
-  all.three_terms = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  all.all_float32 = true;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));  // a product of other terms
-  all.all_float32 = false;
   rule.is_elementwise = true;
+  all.float32_alone = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   all.another_device = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::view));
   all.one_tensor = false;
@@ -439,7 +415,7 @@ void answer(const std::string& line) {
   rule.to = static_cast<Kind>(number());
   rule.reason = static_cast<Reason>(number());
   for (bool Rule::*trait : {&Rule::promotes, &Rule::gives_dimensions, &Rule::saturates, &Rule::views_one,
-                            &Rule::is_elementwise, &Rule::is_product, &Rule::products_inside, &Rule::leaves_points}) {
+                            &Rule::is_elementwise, &Rule::is_product, &Rule::products_inside}) {
     rule.*trait = yes();
   }
   Inputs inputs;
@@ -458,10 +434,10 @@ void answer(const std::string& line) {
   inputs.target = static_cast<Kind>(number());
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
-  for (bool Facts::*fact : {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32,
-                            &Facts::three_terms, &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor,
-                            &Facts::sparse_tensor, &Facts::number_beyond, &Facts::number_first,
-                            &Facts::condition_on_sums, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
+  for (bool Facts::*fact :
+       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::float32_alone, &Facts::another_device,
+        &Facts::one_tensor, &Facts::sparse_tensor, &Facts::number_beyond, &Facts::number_first,
+        &Facts::condition_on_sums, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }
   for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums}) {

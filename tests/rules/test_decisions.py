@@ -60,17 +60,13 @@ class Rule:
     is_elementwise: bool
     is_product: bool
     products_inside: bool
-    leaves_points: bool
 
 
 @dataclass
 class Facts:
     decided_elsewhere: bool
     exact_caller: bool
-    only_state: bool
-    all_float32: bool
-    three_terms: bool
-    in_module_call: bool
+    float32_alone: bool
     another_device: bool
     one_tensor: bool
     sparse_tensor: bool
@@ -154,13 +150,8 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         return Way.LEAVE, to, UNCHANGED, "worker"
     if reason == "list" and to in LOWER and facts.exact_caller:
         return Way.UNLISTED_RULE, to, UNCHANGED, "library"
-    if reason == "list" and to in LOWER and rule.is_elementwise and facts.only_state:
-        return Way.UNLISTED_RULE, to, UNCHANGED, "state"
-    prepares = rule.is_elementwise or (rule.is_product and facts.three_terms)
-    if reason == "list" and to in LOWER and prepares and facts.all_float32:
-        return Way.UNLISTED_RULE, to, PRECISIONS[Kind.F32], "all_float32"
-    if reason == "list" and to in LOWER and rule.leaves_points and facts.three_terms and facts.in_module_call:
-        return Way.UNLISTED_RULE, to, PRECISIONS[Kind.F32], "points"
+    if reason == "list" and to in LOWER and rule.is_elementwise and facts.float32_alone:
+        return Way.UNLISTED_RULE, to, PRECISIONS[Kind.F32], "arithmetic"
     if facts.another_device:
         return Way.LEAVE, to, UNCHANGED, "other_device"
     if rule.views_one and facts.one_tensor:

@@ -64,16 +64,10 @@ def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, 
 
 def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that refuses tensors with weak references."""
-    tensors = (*arguments, *keywords.values())
-    of_modules = [one for one in tensors if _core.is_module_tensor(one)]
-    for tensor in tensors:
+    for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
         _core.forget_known(tensor)
-    try:
-        return originals[name](*arguments, **keywords)
-    finally:
-        for tensor in of_modules:
-            _core.remember_module_tensor(tensor)  # the module has the same tensor, with other memory
+    return originals[name](*arguments, **keywords)
 
 
 _MODULES = assumption_of_functions(

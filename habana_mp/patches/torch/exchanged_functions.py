@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from habana_mp.patches.tools.named_functions import Exchange, ExchangedFunctions
-from habana_mp.patches.torch import autograd_hooks, checks_of_dtypes, in_float32, module_tensors, without_casts
+from habana_mp.patches.torch import autograd_hooks, checks_of_dtypes, copied_modules, in_float32, without_casts
 
 EXCHANGES: tuple[Exchange, ...] = (
     *without_casts.EXCHANGES,
     *in_float32.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,
-    *module_tensors.EXCHANGES,
+    *copied_modules.EXCHANGES,
 )
 
 

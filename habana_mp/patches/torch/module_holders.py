@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core
-
 #: Entries are looked through for dead modules when there are twice as many as after the last time, and at least these.
 _FEW = 32
 
@@ -172,12 +170,11 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def all_modules() -> Iterator[torch.nn.Module]:
-    """Yields all modules of the process."""
+    """Yields all modules of the process, except those that `gc.freeze()` has set aside."""
     # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
     # may run user code.
     classes = _classes_of_modules()
-    # Modules that `gc.freeze()` has set aside, as servers do before they fork, are modules of the process too.
-    objects = _core.objects_with_frozen() if gc.get_freeze_count() else gc.get_objects()
+    objects = gc.get_objects()
     return compress(objects, map(classes.__contains__, map(id, map(type, objects))))
 
 

@@ -13,7 +13,6 @@ import torch
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools import torch_files
-from habana_mp.patches.tools.direct_calls import code_of_calls
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch import autocast_regions
 from habana_mp.patches.torch.optimizer_steps import code_around_steps
@@ -98,7 +97,6 @@ class RecognisedCode(Patch):
             torch_files.between_operations(),
             torch_files.through_to_callers(),
             operator_found,
-            code_of_calls(),
         )
         _core.install_in_disabled_regions(regions)
         if _may_be_child_process():

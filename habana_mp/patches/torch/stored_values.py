@@ -1,8 +1,8 @@
 """Values that become a Parameter, a buffer, an attribute of a module or a tensor's ``.data`` (rule 11).
 
-Lowered values are made float32 again, with a warning. So is any lower value that replaces a float32 tensor of a module,
-unless it is a conversion that is stored outside of a module's call: then the owner of the tensor has asked for it.
-Within a call the dtype of a conversion is often that of an activation, which the lists may have lowered.
+Lowered values are made float32 again, with a warning. So is any lower value that replaces a float32 tensor, unless it
+is a conversion that is stored outside of a module's call: then the owner of the tensor has asked for it. Within a call
+the dtype of a conversion is often that of an activation, which the lists may have lowered.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from habana_mp.common.errors import line_of_user, warn
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.direct_calls import code_of_calls
-from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.torch import module_tensors
 
 _NODES = Assumption(
     "torch.graph-nodes",
@@ -31,11 +29,10 @@ _NODES = Assumption(
 
 _WATCHED = Assumption(
     "torch.state-that-is-watched",
-    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `__setattr__` and `__getattr__` of "
-    "torch.nn.Module are functions of Python",
+    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `__setattr__` of torch.nn.Module is a "
+    "function of Python",
     check="the core looks at how they are called",
-    otherwise="a lower value that is stored over a float32 tensor of a module stays lower, unless it is known to be "
-    "lowered, and arithmetic on a buffer that was never registered may be lowered",
+    otherwise="a lower value that is stored over a float32 tensor stays lower, unless it is known to be lowered",
 )
 
 _BUFFERS = Assumption(
@@ -57,7 +54,7 @@ class StoredValues(Patch):
             for tells in (_nodes_are_known, _buffers_are_known, _state_is_watched):
                 tells()  # so that the ledger has the result before any value is stored
             if _state_is_watched():
-                _core.watch_state(*_attribute_functions(), module_tensors.look_at)
+                _core.watch_state(_set_function())
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -85,13 +82,12 @@ def _state_is_watched() -> bool:
 
 
 def _watches_state() -> bool:
-    _core.check_state(*_attribute_functions())
+    _core.check_state(_set_function())
     return True
 
 
-def _attribute_functions() -> tuple[Any, Any]:
-    methods = vars(torch.nn.Module)
-    return methods["__setattr__"], methods["__getattr__"]
+def _set_function() -> Any:
+    return vars(torch.nn.Module)["__setattr__"]
 
 
 #: The lines that warnings were issued for.
@@ -105,7 +101,6 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Ten
     former = _buffer(module, name)
     is_float32 = former is not None and former.dtype is torch.float32
     kept = look_at_value(f"the buffer `{name}` of {type(module).__name__}", value, former if is_float32 else None)
-    _core.remember_module_tensor(kept)
     return None if kept is value else kept
 
 
@@ -115,13 +110,11 @@ def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
     """Returns the values for a Parameter, a buffer, an attribute of a module, or a tensor's ``.data``. `former` is the
-    float32 tensor of a module that they replace, if any."""
+    float32 tensor that they replace, if any."""
     if values.dtype not in (torch.bfloat16, torch.float16):
         return values
     if _is_lowered(values):
         return _in_float32(what, values, _KNOWN_TO_BE_LOWERED)
-    if _core.was_computed_from_module_value(values) and _core.casts_are_made_here():
-        return _in_float32(what, values, _COMPUTED_FROM_ITSELF)
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
         if _is_conversion(values) and _has_values_of(former, values):
             return former.detach()  # converted from the tensor that it replaces: no rounding is needed
@@ -130,7 +123,6 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
 
 
 _PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
-_COMPUTED_FROM_ITSELF = "is computed in lower precision from what the module kept before"
 _KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
 
 
@@ -173,13 +165,12 @@ def _is_in_module_call() -> bool:
     """True if the innermost torch function around is a module's call. False within ``Module.to`` and similar methods: a
     call may also convert a whole model."""
     calls, conversion = code_of_calls(), torch.nn.Module._apply.__code__
-    as_it_was = originals.get("torch.nn.modules.module.Module._apply")
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code is calls:
             return True
-        if frame.f_code is conversion or (as_it_was is not None and frame.f_code is as_it_was.__code__):
+        if frame.f_code is conversion:
             return False
     return False
 

@@ -1,6 +1,5 @@
 // Tensors whose origin is known, and casts that autograd tracks.
 #include "engine/bindings/bindings.hpp"
-#include "engine/collector.hpp"
 #include "engine/known_tensors.hpp"
 #include "engine/watched.hpp"
 #include "host/reader.hpp"
@@ -24,28 +23,10 @@ void register_origins(py::module_& module) {
   });
   module.def("cast_in_block", &cast_in_block);
   module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
-  module.def("was_computed_from_module_value",
-             [](const py::object& tensor) { return engine::was_computed_from_module_value(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
-  using Object = const py::object&;
-  module.def("check_state", [](Object set_attribute, Object get_attribute) {
-    or_throw(engine::may_watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr(), .filled = nullptr}));
-  });
-  module.def("watch_state", [](Object set_attribute, Object get_attribute, Object filled) {
-    or_throw(engine::watch_state({.set = set_attribute.ptr(), .get = get_attribute.ptr(), .filled = filled.ptr()}));
-  });
-  module.def("follow_module_tensors", &engine::follow_module_tensors);
-  module.def("module_tensors_are_followed", [] { return engine::module_tensors_are_followed; });
-  module.def("objects_with_frozen", [] {
-    Owned found = engine::objects_with_frozen();
-    if (!found) throw py::error_already_set();
-    return py::reinterpret_steal<py::list>(found.release());
-  });
-  module.def("is_module_tensor", [](const py::object& object) {
-    return engine::may_be_state(object.ptr()) && engine::is_module_tensor(object.ptr());
-  });
-  module.def("remember_module_tensor",
-             [](const py::object& object) { or_throw(engine::remember_module_tensor(object.ptr())); });
+  module.def("check_state",
+             [](const py::object& set_function) { or_throw(engine::may_watch_state(set_function.ptr())); });
+  module.def("watch_state", [](const py::object& set_function) { or_throw(engine::watch_state(set_function.ptr())); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });

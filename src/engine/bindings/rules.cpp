@@ -131,8 +131,7 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
                const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
                const py::tuple& target_keywords,
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
-               const std::map<std::string, py::object>& conditions, const std::string& packs,
-               const std::optional<std::pair<std::string, std::uint8_t>>& terms) {
+               const std::map<std::string, py::object>& conditions, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == rules::Action::precision) rule.to = precision_of(precision);
@@ -145,10 +144,6 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
     rule.conditions.sparse_position = sparse_gradient->second;
   }
   for (const auto& [name, function] : conditions) set_condition(rule, name, function);
-  if (terms) {
-    rule.conditions.terms_keyword = immortal_or_null(py::make_tuple(terms->first));
-    rule.conditions.terms_position = terms->second;
-  }
   rule.execution.packs = weights::packs_named(packs);
   return rule;
 }
@@ -165,7 +160,7 @@ void register_rules(py::module_& module) {
            py::arg("precision") = "", py::arg("why") = "", py::arg("traits") = std::vector<std::string_view>(),
            py::arg("castable") = std::nullopt, py::arg("target_keywords") = py::tuple(),
            py::arg("sparse_gradient") = std::nullopt, py::arg("conditions") = std::map<std::string, py::object>(),
-           py::arg("packs") = "", py::arg("terms") = std::nullopt);
+           py::arg("packs") = "");
   py::tuple names(std::size(traits));
   for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].name);
   module.attr("traits") = names;

@@ -73,12 +73,11 @@ void watch_builtins(const py::tuple& builtins, const py::tuple& writers) {
 void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
                     const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
                     const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
-                    const py::tuple& between, const py::tuple& through, const py::object& operator_found,
-                    const py::object& module_calls) {
+                    const py::tuple& between, const py::tuple& through, const py::object& operator_found) {
   const auto held = [](const py::object& one) { return Owned::borrowed(one.ptr()); };
   engine::set_recognised({held(steps), held(worker_namespace), held(made_of_lowered), held(autocast_entered),
                           held(codes_of_regions), held(custom_fwd), held(custom_fwd_asks), held(custom_bwd_state),
-                          held(inside), held(between), held(through), held(operator_found), held(module_calls)});
+                          held(inside), held(between), held(through), held(operator_found)});
 }
 
 }  // namespace
