@@ -271,6 +271,7 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   // This comes before the assignment: the warning may be an error, and the value may have been computed from this
   // tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
+  if (is_lower(host::kind_of(value)) && listens(Listener::watch)) watch::notice_carried(value, self);
   const Owned taken = values_of_state(value, "the `.data` of a tensor", self);
   return taken ? data.assign(self, taken.get(), closure) : -1;
 }
@@ -302,25 +303,38 @@ constexpr std::size_t conversion_count = std::size(conversions);
 
 host::WatchedFunction set_attribute;
 
-// Returns the floating tensor that the module holds under this name besides its Parameters, buffers and modules. Null
-// without an exception if it holds no such tensor.
-Owned former_attribute(PyObject* module, PyObject* name) {
+// The floating tensor that a module holds under a name, or null.
+struct Former {
+  Owned tensor;
+  bool is_buffer = false;
+};
+
+// Looks for an attribute or a buffer. After a failure an exception may be set.
+Former former_tensor(PyObject* module, PyObject* name) {
   static PyObject* const dict_name = interned("__dict__");
+  static PyObject* const buffers_name = interned("_buffers");
   const Owned attributes(PyObject_GenericGetAttr(module, dict_name));
   if (!attributes || !PyDict_Check(attributes.get())) {
     drop_error_unless_memory_error();
-    return nullptr;
+    return {};
   }
-  PyObject* const former = PyDict_GetItemWithError(attributes.get(), name);
-  return former != nullptr && is_floating(host::kind_of(former)) ? Owned::borrowed(former) : nullptr;
+  const auto floating_in = [&](PyObject* named) -> PyObject* {
+    PyObject* const found = PyDict_GetItemWithError(named, name);
+    return found != nullptr && is_floating(host::kind_of(found)) ? found : nullptr;
+  };
+  if (PyObject* const attribute = floating_in(attributes.get())) return {Owned::borrowed(attribute)};
+  PyObject* const buffers = PyDict_GetItemWithError(attributes.get(), buffers_name);
+  PyObject* const buffer = buffers != nullptr && PyDict_Check(buffers) ? floating_in(buffers) : nullptr;
+  return {Owned::borrowed_or_null(buffer), true};
 }
 
 // Returns what to store in place of `value`, which is in a lower precision and not tracked by autograd. Null with an
 // exception set on failure.
 Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
-  const Owned former = former_attribute(module, name);
+  const auto [former, is_buffer] = former_tensor(module, name);
   if (former && listens(Listener::watch)) watch::notice_carried(value, former.get());
-  if (!former || host::kind_of(former.get()) != Kind::f32) return Owned::borrowed(value);
+  // torch's hook passes a buffer to Python.
+  if (!former || is_buffer || host::kind_of(former.get()) != Kind::f32) return Owned::borrowed(value);
   const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", name, Py_TYPE(module)->tp_name));
   const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
   return text == nullptr ? nullptr : values_of_state(value, text, former.get());

@@ -126,7 +126,7 @@ void notice_loss(PyObject* tensor) noexcept {
 }
 
 void notice_carried(PyObject* tensor, PyObject* former) noexcept {
-  if (tensor == former || !is_lower(host::kind_of(former)) || !has_sizes_of(tensor, former)) return;
+  if (tensor == former || !has_sizes_of(tensor, former)) return;
   if (Record* const maker = maker_of(tensor)) ++maker->noticed.carried;
 }
 

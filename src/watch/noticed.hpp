@@ -16,7 +16,7 @@ void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) n
 // Notes that a backward begins from this tensor.
 void notice_loss(PyObject* tensor) noexcept;
 
-// Notes that a module's attribute gets this tensor in place of the former one.
+// Notes that this tensor in a lower precision is stored in place of the former one.
 void notice_carried(PyObject* tensor, PyObject* former) noexcept;
 
 }  // namespace habana_mp::watch

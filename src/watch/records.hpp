@@ -51,7 +51,7 @@ struct Noticed {
   std::uint64_t with_float64 = 0;         // calls with a float64 tensor
   std::uint64_t in_lower_statistics = 0;  // calls that update statistics in lower precision
   std::uint64_t losses = 0;               // results in lower precision from which a backward began
-  std::uint64_t carried = 0;  // results in lower precision that replaced a module's attribute of the same size
+  std::uint64_t carried = 0;              // results in lower precision that were stored over a tensor of the same size
 };
 
 struct Record {

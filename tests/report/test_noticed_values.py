@@ -148,6 +148,23 @@ def test_a_result_that_a_module_carries_on_is_noticed(watched: Converter) -> Non
     assert sum(row.noticed.get("carried", 0) for row in rows_of("matmul")) == 3
 
 
+@pytest.mark.filterwarnings("ignore::habana_mp.HmpWarning")
+def test_an_average_that_is_computed_in_lower_precision_is_noticed_although_it_stays_float32(
+    watched: Converter,
+) -> None:
+    watched(bf16=["mul"])
+    module = nn.Module()
+    module.register_buffer("centre", torch.ones(4))
+    module.mean = torch.ones(4)
+    module.weight = nn.Parameter(torch.ones(4))
+    with torch.no_grad():
+        module.centre = module.centre * 0.999
+        module.mean = module.mean * 0.999
+        module.weight.data = module.weight.data * 0.999
+    assert {module.centre.dtype, module.mean.dtype, module.weight.dtype} == {torch.float32}
+    assert noticed("mul") == {"carried": 3}
+
+
 # ---- what is counted ------------------------------------------------------------------------------------------------
 
 
