@@ -9,7 +9,7 @@ namespace habana_mp::engine {
 struct Accelerators {
   // Returns the result of a call that autograd does not track, computed from a weight in another layout (accel/packed).
   // Null if the call must be made the ordinary way; an exception is then set only by an interrupt.
-  Owned (*answer_from_packed)(const Call& call, Kind to, Tally& tally) = nullptr;
+  Owned (*answer_from_packed)(const Call& call, Kind to, CastContext& context) = nullptr;
 };
 extern Accelerators accelerators;
 

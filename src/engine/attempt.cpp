@@ -21,14 +21,14 @@ namespace {
 enum class CastsByAutocast : std::uint8_t { nothing, uncached, everything };
 
 // Returns the casts that are left to torch's autocast: none if autocast would also cast inputs that the rule does not.
-// Counts them in `tally` if they are all casts of the call.
-CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, Tally& tally) {
+// Counts them in `context` if they are all casts of the call.
+CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, CastContext& context) {
   const auto& [target, rule, arguments, reading] = call;
   if (!rule.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return CastsByAutocast::nothing;
   if (target.kind != host::CallableKind::function && target.kind != host::CallableKind::method)
     return CastsByAutocast::nothing;
   bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
-  Tally noted;
+  CastContext noted;
   noted.leaves_casts_to_autocast = true;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     const Kind kind = reading.kinds[i];
@@ -43,7 +43,7 @@ CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, Tally& tally) 
   }
   if (!host::may_cast_inside() || host::is_intercepted()) return CastsByAutocast::nothing;
   if (!everything) return CastsByAutocast::uncached;
-  tally = noted;
+  context = noted;
   return CastsByAutocast::everything;
 }
 
@@ -87,7 +87,7 @@ bool fold_products(PyObject* made) {
 // Makes the casts of a call, and prepares those of a recurrent layer's weights for its products (fold_products).
 // Returns false with an exception set on failure.
 bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
-  if (!cast.make(call.rule, call.reading, to, attempt.tally)) return false;
+  if (!cast.make(call.rule, call.reading, to, attempt.context)) return false;
   if (!call.rule.is_recurrent || attempt.is_fused || records || to == Kind::f32) return true;
   const Py_ssize_t place = position_of_weights(call);
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
@@ -102,7 +102,7 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Py_ssize_t place = position_of_weights(call);
   if (place < 0 || host::is_traced() || !are_plain(arguments.values[place])) {
     for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
-      if (host::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.tally.casts;
+      if (host::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.context.casts;
     }
     return call_and_cast_inside(call.target, arguments, to);
   }
@@ -115,26 +115,26 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
 }
 
 Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt& attempt) {
-  Tally& tally = attempt.tally;
+  CastContext& context = attempt.context;
   const Rule& rule = call.rule;
   if (rule.execution.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
     if (accelerators.answer_from_packed != nullptr) {
-      if (Owned result = accelerators.answer_from_packed(call, to, tally)) return result;
+      if (Owned result = accelerators.answer_from_packed(call, to, context)) return result;
     }
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
-  const CastsByAutocast by_autocast = records ? casts_left_to_autocast(call, to, tally) : CastsByAutocast::nothing;
+  const CastsByAutocast by_autocast = records ? casts_left_to_autocast(call, to, context) : CastsByAutocast::nothing;
   if (by_autocast == CastsByAutocast::everything) return call_and_cast_inside(call.target, call.arguments, to);
   // If autograd tracks the call, its graph holds the casts, so their memory cannot be reused.
-  tally.may_reuse_memory = !records && rule.takes_weights_once() && !call.target.is_python();
-  tally.leaves_casts_to_autocast = by_autocast == CastsByAutocast::uncached;
+  context.may_reuse_memory = !records && rule.takes_weights_once() && !call.target.is_python();
+  context.leaves_casts_to_autocast = by_autocast == CastsByAutocast::uncached;
   CastArguments cast(call.arguments);
   attempt.made = make_casts(call, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return tally.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
-                                  : Owned(call_without_modes(call.target, cast.arguments()));
+  return context.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
+                                    : Owned(call_without_modes(call.target, cast.arguments()));
 }
 
 // True if the call adds a bias to its product.
@@ -154,11 +154,11 @@ bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
 
 // Adds the bias to the rounded product, in place. Torch does the same for such rows. Returns false with an exception
 // set on failure.
-bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, Tally& tally) {
-  Owned cast = cast_item(rule, bias, kind, to, tally);
+bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, CastContext& context) {
+  Owned cast = cast_item(rule, bias, kind, to, context);
   if (!cast) return false;
   const bool added = tensor::add_in_place(result, cast.get());
-  release_cast(std::move(cast), tally.transient);
+  release_cast(std::move(cast), context.transient);
   return added;
 }
 
@@ -191,11 +191,11 @@ Owned attempt_with_even_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments given{values, 2, nullptr};
   Owned result = attempt_with_given_layout({target, rule, given, in_rows}, to, false, attempt);
   if (reading.kinds[0] != to) {
-    ++attempt.tally.casts;
-    attempt.tally.made.bytes += seen.bytes;
+    ++attempt.context.casts;
+    attempt.context.made.bytes += seen.bytes;
   }
   if (result && has_bias(arguments) &&
-      !add_bias(rule, result.get(), arguments.values[2], reading.kinds[2], to, attempt.tally)) {
+      !add_bias(rule, result.get(), arguments.values[2], reading.kinds[2], to, attempt.context)) {
     result.reset();
   }
   return result;

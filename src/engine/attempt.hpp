@@ -8,7 +8,7 @@ namespace habana_mp::engine {
 
 // The options and the outcome of an attempt.
 struct Attempt {
-  Tally tally;
+  CastContext context;
   bool is_fused = false;   // from the plan
   bool is_inside = false;  // from the plan
   bool made = true;        // false if a cast failed

@@ -37,8 +37,8 @@ PyObject* refuse(const Target& target) {
 
 // Counts a call that raised, with the decision made for it, and returns `result`. Checkpointing, for example, ends a
 // recomputation with an exception.
-PyObject* counted_if_failed(Owned result, const Facts& facts, Decision decision, const Tally& tally) {
-  if (!result) report(facts.target, decision, tally);
+PyObject* counted_if_failed(Owned result, const Facts& facts, Decision decision, const CastContext& context) {
+  if (!result) report(facts.target, decision, context);
   return result.release();
 }
 
@@ -48,21 +48,21 @@ PyObject* counted_if_failed(Owned result, const Facts& facts, Decision decision,
   attempt.is_fused = plan.is_fused;
   attempt.is_inside = plan.is_inside;
   Owned result = attempt_with_casts(facts, plan.computed_in, attempt);
-  if (result && plan.computed_in != plan.to) result = rounded(result.get(), plan.to, attempt.tally);
+  if (result && plan.computed_in != plan.to) result = rounded(result.get(), plan.to, attempt.context);
   if (!result) {
-    if (attempt.interrupted) return counted_if_failed(nullptr, facts, plan.decision, attempt.tally);
-    const bool changed_anything = attempt.tally.casts != 0 || attempt.scalar_changed;
+    if (attempt.interrupted) return counted_if_failed(nullptr, facts, plan.decision, attempt.context);
+    const bool changed_anything = attempt.context.casts != 0 || attempt.scalar_changed;
     const rules::Failure failure{.step = Try::with_casts,
                                  .was_as_written = attempt.made && !changed_anything,
                                  .casts_were_made = attempt.made,
                                  .changed_anything = changed_anything};
     const Try next = rules::next_try(facts.rule, failure, facts);
     Owned again = next == Try::give_up ? Owned() : try_again(next, failure.was_as_written, facts);
-    return counted_if_failed(std::move(again), facts, plan.decision, attempt.tally);
+    return counted_if_failed(std::move(again), facts, plan.decision, attempt.context);
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
-  report(facts.target, plan.decision, attempt.tally);
-  return remember_if_lowered(facts, plan, attempt.tally, result.get()) ? result.release() : nullptr;
+  report(facts.target, plan.decision, attempt.context);
+  return remember_if_lowered(facts, plan, attempt.context, result.get()) ? result.release() : nullptr;
 }
 
 // Makes a call whose plan is neither `with_casts` nor `as_written`.

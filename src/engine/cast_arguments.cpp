@@ -19,71 +19,71 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 
 // Returns the cached cast of a weight or of a view of one. Null if it is not cached; an exception is then set only by
 // an interrupt.
-Owned cached_cast_of(PyObject* weight, bool is_view, Kind to, Tally& tally) {
-  if (!tally.state_is_read) {
-    tally.state_is_read = true;
-    tally.records = host::grad_is_enabled();
-    tally.may_cache = weights::may_be_cached();
+Owned cached_cast_of(PyObject* weight, bool is_view, Kind to, CastContext& context) {
+  if (!context.state_is_read) {
+    context.state_is_read = true;
+    context.records = host::grad_is_enabled();
+    context.may_cache = weights::may_be_cached();
   }
-  if (!tally.may_cache) return nullptr;
+  if (!context.may_cache) return nullptr;
   std::int64_t elements = 0;
-  const weights::Tracking tracking = !tally.records              ? weights::Tracking::none
-                                     : tally.is_recurrent_weight ? weights::Tracking::often
-                                                                 : weights::Tracking::recorded;
+  const weights::Tracking tracking = !context.records              ? weights::Tracking::none
+                                     : context.is_recurrent_weight ? weights::Tracking::often
+                                                                   : weights::Tracking::recorded;
   Owned cached = is_view ? weights::cached_part(weight, to, tracking, elements)
                          : weights::cached_cast(weight, to, tracking, elements);
   if (!cached) return nullptr;
-  ++tally.casts;
-  if (elements == 0) ++tally.cached;
-  tally.made.bytes += tensor::bytes_as(to, elements);
-  if (tally.records && !tally.made.recorded) tally.made.recorded = host::requires_grad(weight);
+  ++context.casts;
+  if (elements == 0) ++context.cached;
+  context.made.bytes += tensor::bytes_as(to, elements);
+  if (context.records && !context.made.recorded) context.made.recorded = host::requires_grad(weight);
   return cached;
 }
 
 }  // namespace
 
-bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally) {
+bool may_have_cached_cast(const Rule& rule, PyObject* item, CastContext& context) {
   if (!rule.caches_weights) return false;
   if (!host::is_parameter(item)) return host::is_plain_tensor(item) && weights::may_be_part(item);
-  if (!tally.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
-  ++tally.small;
+  if (!context.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
+  ++context.small;
   return false;
 }
 
-void Tally::count_autocast_cast(PyObject* item, Kind to, std::int64_t elements) {
+void CastContext::count_autocast_cast(PyObject* item, Kind to, std::int64_t elements) {
   has_autocast_casts = true;
   ++casts;
   made.bytes += tensor::bytes_as(to, elements);
   if (!made.recorded) made.recorded = host::requires_grad(item);
 }
 
-Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
-  tally.transient = false;
+Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, CastContext& context) {
+  context.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
-  if (kind == Kind::f32 && may_have_cached_cast(rule, item, tally)) {
-    if (Owned cached = cached_cast_of(item, !host::is_parameter(item), to, tally)) return cached;
+  if (kind == Kind::f32 && may_have_cached_cast(rule, item, context)) {
+    if (Owned cached = cached_cast_of(item, !host::is_parameter(item), to, context)) return cached;
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  if (tally.is_recurrent_weight && kind == Kind::f32) {
+  if (context.is_recurrent_weight && kind == Kind::f32) {
     if (Owned made = weights::cast_for_many(item, to)) {
-      ++tally.casts;
-      tally.made.bytes += tensor::bytes_as(to, host::count_elements(item));
-      tally.made.recorded = true;
+      ++context.casts;
+      context.made.bytes += tensor::bytes_as(to, host::count_elements(item));
+      context.made.recorded = true;
       return made;
     }
   }
-  const std::int64_t count = tally.leaves_casts_to_autocast ? host::count_elements(item) : 0;
-  if (tally.leaves_casts_to_autocast && !tensor::is_cast_to_block(count)) {
-    tally.count_autocast_cast(item, to, count);
+  const std::int64_t count = context.leaves_casts_to_autocast ? host::count_elements(item) : 0;
+  if (context.leaves_casts_to_autocast && !tensor::is_cast_to_block(count)) {
+    context.count_autocast_cast(item, to, count);
     return Owned::borrowed(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
   if (rules::casts_only_numbers(rule) && !saturates) return Owned::borrowed(item);
-  const bool reuses_memory = tally.may_reuse_memory && tensor::cast_memory.cast_transient != nullptr;
-  Owned made = saturates       ? tensor::cast_saturated(item, kind, to, tally.made)
-               : reuses_memory ? tensor::cast_memory.cast_transient(item, kind, to, tally.made, tally.transient)
-                               : tensor::cast(item, kind, to, tally.made);
-  if (made) ++tally.casts;
+  const bool reuses_memory = context.may_reuse_memory && tensor::cast_memory.cast_transient != nullptr;
+  Owned made = saturates       ? tensor::cast_saturated(item, kind, to, context.made)
+               : reuses_memory ? tensor::cast_memory.cast_transient(item, kind, to, context.made, context.transient)
+                               : tensor::cast(item, kind, to, context.made);
+  if (made) ++context.casts;
   return made;
 }
 
@@ -91,13 +91,13 @@ namespace {
 
 // Returns a new list or tuple with its tensors cast, or the given one if none is cast. The new one is a plain list or
 // tuple: no operation needs the class of another one, such as a named tuple.
-Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
+Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, CastContext& context, int depth) {
   // Not iterated, as in torch: the iterator of a subclass may do anything.
   Owned items(PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence))
                                       : PyList_AsTuple(sequence));
   if (!items) return nullptr;
-  const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds its casts
-  tally.is_recurrent_weight = rule.is_recurrent && is_lower(to);
+  const bool may_reuse_memory = std::exchange(context.may_reuse_memory, false);  // the list holds its casts
+  context.is_recurrent_weight = rule.is_recurrent && is_lower(to);
   const Py_ssize_t size = PyTuple_GET_SIZE(items.get());
   Owned made(PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size));
   bool is_another = false;
@@ -105,8 +105,8 @@ Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally,
     PyObject* item = PyTuple_GET_ITEM(items.get(), i);
     const Kind kind = host::kind_of(item);
     Owned value = kind == Kind::sequence && depth < deepest_sequence && may_exchange(rule, item)
-                      ? cast_sequence(rule, item, to, tally, depth + 1)
-                      : cast_item(rule, item, kind, to, tally);
+                      ? cast_sequence(rule, item, to, context, depth + 1)
+                      : cast_item(rule, item, kind, to, context);
     is_another = is_another || value.get() != item;
     if (!value) {
       made.reset();
@@ -116,8 +116,8 @@ Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally,
       PyList_SET_ITEM(made.get(), i, value.release());
     }
   }
-  tally.may_reuse_memory = may_reuse_memory;
-  tally.is_recurrent_weight = false;
+  context.may_reuse_memory = may_reuse_memory;
+  context.is_recurrent_weight = false;
   items.reset();
   return !made || is_another ? std::move(made) : Owned::borrowed(sequence);
 }
@@ -169,15 +169,15 @@ bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Re
 }
 
 inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to,
-                                     bool keeps_float32, Tally& tally) {
+                                     bool keeps_float32, CastContext& context) {
   PyObject* const value = given_.values[i];
   const Kind kind = reading.kinds[i];
   if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, given_, i)) {
-    return cast_item(rule, value, kind, Kind::f32, tally);
+    return cast_item(rule, value, kind, Kind::f32, context);
   }
-  if (kind == Kind::sequence) return cast_sequence(rule, value, to, tally, 0);
+  if (kind == Kind::sequence) return cast_sequence(rule, value, to, context, 0);
   if (!rule.saturates || to == Kind::f32 || !is_number(value) || !may_cast(rule, given_, i)) {
-    return cast_item(rule, value, kind, to, tally);
+    return cast_item(rule, value, kind, to, context);
   }
   const std::optional<double> changed = saturated(value, to);
   if (!changed) return Owned::borrowed(value);
@@ -185,14 +185,14 @@ inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, P
   return Owned(PyFloat_FromDouble(*changed));
 }
 
-bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
-  tally.made.by_sparse =
-      !tally.leaves_casts_to_autocast && host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
+bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, CastContext& context) {
+  context.made.by_sparse =
+      !context.leaves_casts_to_autocast && host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
-    Owned made = cast_one(rule, reading, i, to, keeps_float32, tally);
+    Owned made = cast_one(rule, reading, i, to, keeps_float32, context);
     if (!made) return false;
-    transient_[i] = std::exchange(tally.transient, false);
+    transient_[i] = std::exchange(context.transient, false);
     values_[i] = made.release();
     ++made_;
   }

@@ -11,7 +11,7 @@
 namespace habana_mp::engine {
 
 // The casts of one call and the options for them.
-struct Tally {
+struct CastContext {
   bool may_reuse_memory = false;          // casts of activations are visible to this call alone
   bool transient = false;                 // the last cast has such memory
   bool leaves_casts_to_autocast = false;  // arguments without a cached cast are left for torch to cast
@@ -31,13 +31,13 @@ struct Tally {
 };
 
 // True if this float32 tensor may have a cached cast. Counts a small weight that torch will cast.
-bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally);
+bool may_have_cached_cast(const Rule& rule, PyObject* item, CastContext& context);
 
 // Returns the cast of one tensor, or the tensor itself if it needs no cast. Null with a Python exception set on
 // failure.
-Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
+Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, CastContext& context);
 
-// Releases a result of cast_item. `transient` is the value that the tally had after that call.
+// Releases a result of cast_item. `transient` is the value that the context had after that call.
 inline void release_cast(Owned value, bool transient) {
   if (transient) tensor::give_back(value.release());
 }
@@ -63,14 +63,15 @@ class CastArguments {
   CastArguments& operator=(const CastArguments&) = delete;
 
   // Returns false with a Python exception set if a cast failed.
-  bool make(const Rule& rule, const Reading& reading, Kind to, Tally& tally);
+  bool make(const Rule& rule, const Reading& reading, Kind to, CastContext& context);
 
   bool scalar_changed() const { return scalar_changed_; }
   Arguments arguments() { return {values_.data(), given_.positional, given_.keywords}; }
 
  private:
   // Returns the argument at position `i` as the call needs it. Null with a Python exception set on failure.
-  Owned cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to, bool keeps_float32, Tally& tally);
+  Owned cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to, bool keeps_float32,
+                 CastContext& context);
   void trace_casts(const Reading& reading, Kind to) const noexcept;
 
   const Arguments& given_;

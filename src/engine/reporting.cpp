@@ -24,12 +24,12 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 
 }  // namespace
 
-void notify_listeners(Target& target, Decision decision, const Tally& tally) {
+void notify_listeners(Target& target, Decision decision, const CastContext& context) {
   const HeldError held;
-  const unsigned casts = tally.casts - tally.cached;
+  const unsigned casts = context.casts - context.cached;
   if (listens(Listener::watch)) {
     watch::decided(&target, target.operation, target.index != no_index, decision,
-                   {casts, tally.cached, tally.made.bytes, tally.small}, tally.has_autocast_casts);
+                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts);
   }
   if (log::is_active()) log_call(target, decision, casts);
 }

@@ -18,25 +18,26 @@ bool is_argument(PyObject* result, const Arguments& arguments) {
 
 }  // namespace
 
-Owned rounded(PyObject* result, Kind to, Tally& tally) {
+Owned rounded(PyObject* result, Kind to, CastContext& context) {
   if (PyTuple_CheckExact(result)) {
     Owned all(PyTuple_New(PyTuple_GET_SIZE(result)));
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(result); ++i) {
-      Owned made = rounded(PyTuple_GET_ITEM(result, i), to, tally);
+      Owned made = rounded(PyTuple_GET_ITEM(result, i), to, context);
       if (!made) return nullptr;
       PyTuple_SET_ITEM(all.get(), i, made.release());
     }
     return all;
   }
-  return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, tally.made) : Owned::borrowed(result);
+  return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, context.made)
+                                            : Owned::borrowed(result);
 }
 
-bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Tally& tally, PyObject* result) {
-  const bool has_casts = is_lower(plan.to) && tally.casts != 0;
+bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const CastContext& context, PyObject* result) {
+  const bool has_casts = is_lower(plan.to) && context.casts != 0;
   if (!has_casts || result == Py_None || is_argument(result, facts.arguments)) return true;
   const bool sums_lowered = plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
   if (!rules::must_cast(plan.to, facts.reading) && !sums_lowered) return true;
-  if (!tally.made.recorded) return remember_lowered(result);
+  if (!context.made.recorded) return remember_lowered(result);
   const RuleSet* region = thread_state.region;
   if (region == nullptr || region->after_tracked_cast == nullptr) return true;
   return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_tracked_cast, result)));

@@ -7,11 +7,11 @@
 namespace habana_mp::engine {
 
 // Returns the float32 result, or the tuple of results, rounded to `to`. Null with an exception set on failure.
-Owned rounded(PyObject* result, Kind to, Tally& tally);
+Owned rounded(PyObject* result, Kind to, CastContext& context);
 
 // Remembers the result if this call lowered its inputs, or if it sums inputs in float32 that an earlier call lowered.
 // If autograd tracks the result, this calls the region's function with it instead. Returns false with an exception set
 // if that function raised or memory ran out.
-bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Tally& tally, PyObject* result);
+bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const CastContext& context, PyObject* result);
 
 }  // namespace habana_mp::engine

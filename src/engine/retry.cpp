@@ -13,12 +13,12 @@ namespace {
 
 // Makes the call with every input in one precision.
 Owned make_in(Kind to, Decision decision, const Call& call, rules::Failure& failure) {
-  Tally tally;
+  CastContext context;
   CastArguments cast(call.arguments);
-  failure.casts_were_made = cast.make(call.rule, call.reading, to, tally);
-  failure.changed_anything = tally.casts != 0;
+  failure.casts_were_made = cast.make(call.rule, call.reading, to, context);
+  failure.changed_anything = context.casts != 0;
   Owned result(failure.casts_were_made ? call_original(call.target, cast.arguments()) : nullptr);
-  if (result) report(call.target, decision, tally);
+  if (result) report(call.target, decision, context);
   return result;
 }
 

@@ -70,9 +70,9 @@ Owned cast_timed(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen)
   return tensor::untimed_makers.cast(tensor, from, to, seen);
 }
 
-void convert_timed(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+void convert_timed(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
   const watch::CastTime time;
-  tensor::untimed_makers.convert(tensor, source, from, target, to, count);
+  tensor::untimed_makers.convert(source, from, target, to, count);
 }
 
 constexpr Answers answers_unwatched{&answer_by_rule<false>, &answer_protected, &call_original, &call_original};

@@ -5,7 +5,6 @@ target_sources(_core PRIVATE
   src/host/casts_inside.cpp
   src/host/finding.cpp
   src/host/free_memory.cpp
-  src/host/held_memory.cpp
   src/host/inside.cpp
   src/host/ledger.cpp
   src/host/memory_map.cpp

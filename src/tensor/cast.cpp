@@ -42,8 +42,7 @@ Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to) {
   }
   Owned made = host::allocate_like(source, to, values);
   if (made) {
-    convert(tensor, static_cast<const char*>(source.data) + source.byte_offset, from, values, to,
-            host::count_in(source));
+    convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, host::count_in(source));
   }
   return made;
 }
@@ -65,14 +64,14 @@ bool must_be_seen(PyObject* tensor, CastResult& seen) {
   return host::counts_as_negated(tensor);
 }
 
-static void convert_values(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+static void convert_values(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
   const auto values = static_cast<std::size_t>(count);
   if (count < parallel_from) {
     kernels::cast(source, float_of(from), target, float_of(to), values, 1);
     return;
   }
   const unsigned threads = host::torch_threads();
-  run_on(tensor, count, [&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
+  run_kernel(count, [&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
 }
 
 void set_tracked_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
@@ -87,7 +86,7 @@ Owned cast_in_block(PyObject* tensor, Kind to) {
   if (must_be_seen(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
   Owned made = cast_memory.tensor_in_block(geometry, to, values);
-  if (made) convert(tensor, geometry.values, from, values, to, geometry.count());
+  if (made) convert(geometry.values, from, values, to, geometry.count());
   return made;
 }
 

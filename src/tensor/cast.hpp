@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "host/held_memory.hpp"
+#include "gil.hpp"
 #include "host/modes.hpp"
 #include "host/view.hpp"
 #include "kernels/types.hpp"
@@ -42,21 +42,20 @@ bool is_cast_in_graph(PyObject* tensor) noexcept;
 // as negated. Sets `seen.recorded` if autograd tracks it.
 bool must_be_seen(PyObject* tensor, CastResult& seen);
 
-// Casts the values of `tensor`, whose memory begins at `source`. Many values are cast with torch's number of threads
-// and without the GIL; the tensor's memory is held meanwhile.
-inline void convert(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count);
+// Casts values of a tensor that the caller holds. Many values are cast with torch's number of threads and without the
+// GIL. As in torch, no other thread may give the tensor other memory meanwhile.
+inline void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
 
 // Below this many values a kernel ends before another thread could use the GIL.
 inline constexpr std::int64_t gil_kept_below = std::int64_t{1} << 18;
 
-// Runs a kernel that reads `count` values of this tensor. Since the caller read the tensor's address, nothing has run
-// that may run Python code.
+// Runs a kernel that reads `count` values of a tensor that the caller holds.
 template <class Work>
-void run_on(PyObject* tensor, std::int64_t count, const Work& work) {
+void run_kernel(std::int64_t count, const Work& work) {
   if (count < gil_kept_below) {
     work();
   } else {
-    host::without_gil_on({tensor}, work);
+    without_gil(work);
   }
 }
 
@@ -64,15 +63,15 @@ void run_on(PyObject* tensor, std::int64_t count, const Work& work) {
 // cast.
 struct Makers {
   Owned (*cast)(PyObject* tensor, Kind from, Kind to, CastResult& seen);
-  void (*convert)(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count);
+  void (*convert)(const void* source, Kind from, void* target, Kind to, std::int64_t count);
 };
 extern const Makers untimed_makers;
 extern Makers makers;
 inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   return makers.cast(tensor, from, to, seen);
 }
-inline void convert(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count) {
-  makers.convert(tensor, source, from, target, to, count);
+inline void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+  makers.convert(source, from, target, to, count);
 }
 
 // Returns the kernels' name of this kind.

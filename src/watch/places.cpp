@@ -16,7 +16,7 @@ namespace habana_mp::watch {
 
 namespace {
 
-enum class CodeOwner : std::uint8_t { user, passed_over, compiler, call_impl };
+enum class FrameKind : std::uint8_t { user, passed_over, compiler, call_impl };
 
 struct Code {
   PyObject* object = nullptr;
@@ -27,7 +27,7 @@ struct Code {
 // freed one, so each has a number.
 struct KnownCode {
   Owned reference;  // weak
-  CodeOwner owner = CodeOwner::user;
+  FrameKind kind = FrameKind::user;
   std::uint64_t number = 0;
 };
 
@@ -63,11 +63,11 @@ struct Tables {
 };
 NeverDestroyed<Tables> tables;
 
-CodeOwner owner_of_code(PyObject* code) {
-  if (code == tables->call_impl.get()) return CodeOwner::call_impl;
-  if (tables->compilers && host::is_of_file(code, tables->compilers.get())) return CodeOwner::compiler;
-  if (tables->passed_over && host::is_of_file(code, tables->passed_over.get())) return CodeOwner::passed_over;
-  return CodeOwner::user;
+FrameKind kind_of_frame(PyObject* code) {
+  if (code == tables->call_impl.get()) return FrameKind::call_impl;
+  if (tables->compilers && host::is_of_file(code, tables->compilers.get())) return FrameKind::compiler;
+  if (tables->passed_over && host::is_of_file(code, tables->passed_over.get())) return FrameKind::passed_over;
+  return FrameKind::user;
 }
 
 // Removes code objects that no longer exist, and their positions.
@@ -87,7 +87,7 @@ const KnownCode& known_code(PyObject* code) {
     return *known;
   Owned reference(checked(PyWeakref_NewRef(code, nullptr)));
   if (tables->codes.is_full()) forget_old_code();
-  return tables->codes[{code}] = {std::move(reference), owner_of_code(code), tables->next_code++};
+  return tables->codes[{code}] = {std::move(reference), kind_of_frame(code), tables->next_code++};
 }
 
 const Place* place_at_line(PyObject* file, const std::string& function, int line, bool is_compiler) {
@@ -117,10 +117,10 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds
   for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
     const KnownCode& known = known_code(code);
-    switch (known.owner) {
-      case CodeOwner::passed_over:
+    switch (known.kind) {
+      case FrameKind::passed_over:
         break;
-      case CodeOwner::call_impl:
+      case FrameKind::call_impl:
         if (call == nullptr) break;
         if (!call->knows_caller || call->caller_generation != tables->generation) {
           frame.outwards();
@@ -129,10 +129,10 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds
           call->knows_caller = true;
         }
         return call->caller;
-      case CodeOwner::compiler:
+      case FrameKind::compiler:
         if (finds_compilers) return place_at(frame, code, known.number, true);
         break;
-      case CodeOwner::user:
+      case FrameKind::user:
         return place_at(frame, code, known.number, false);
     }
   }

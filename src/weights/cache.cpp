@@ -9,7 +9,6 @@
 #include "errors.hpp"
 #include "from_c.hpp"
 #include "host/aten.hpp"
-#include "host/held_memory.hpp"
 #include "host/tensors.hpp"
 #include "weights/entry.hpp"
 #include "weights/memory_limit.hpp"
@@ -134,7 +133,6 @@ std::optional<Refusal> settle(Entry& entry, PyObject* weight) {
     entry.aliases.clear();
   }
   if (const auto refusal = reason_to_refuse(entry, weight, now)) return refusal;
-  const host::NoCollection no_finalizers;  // no other code runs between these reads
   if (!find_values(entry, weight)) return Refusal::layout;
   if (!limit_allows(entry.bytes())) return Refusal::limit;
   entry.snapshot = host::snapshot_of(weight);

@@ -32,11 +32,9 @@ CORE: dict[str, set[str]] = {
     "torch.flags-in-place": set(),
     "torch.forward-ad-level": set(),
     "torch.operators": set(),
-    "torch.storage-aliases": set(),
-    "torch.tensor-inside": {"torch.autocast-functions", "torch.storage-aliases"},
+    "torch.tensor-inside": {"torch.autocast-functions"},
     "torch.tensor-layout": {
         *("torch.tensor-inside", "torch.autocast-functions", "torch.flags-in-place", "torch.operators"),
-        *("torch.storage-aliases",),
     },
     "torch.thread-functions": set(),
 }

@@ -104,7 +104,7 @@ Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& s
   const std::int64_t count = host::count_in(source);
   seen.bytes += tensor::bytes_as(to, count);
   // Other code may run meanwhile. A lent buffer stays as it is.
-  tensor::convert(tensor, static_cast<const char*>(source.data) + source.byte_offset, from,
+  tensor::convert(static_cast<const char*>(source.data) + source.byte_offset, from,
                   const_cast<char*>(host::snapshot_of(lent.get()).data), to, count);
   return lent;
 }
@@ -152,7 +152,7 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
   kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
                    tensor::float_of(to), std::move(axes));
   const unsigned threads = host::torch_threads();
-  tensor::run_on(tensor, count, [&] { kernels::cast_many({&job, 1}, threads); });
+  tensor::run_kernel(count, [&] { kernels::cast_many({&job, 1}, threads); });
   seen.bytes += tensor::bytes_as(to, count);
   return made;
 }

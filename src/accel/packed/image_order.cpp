@@ -36,7 +36,7 @@ bool are_images_like(PyObject* tensor, const Sizes& sizes, Kind kind, DLTensor& 
 }
 
 // Copies the images, whose present layout is `from`, to `target` with these strides.
-void reorder(PyObject* images, const DLTensor& from, void* target, const Strides& strides, Kind kind) {
+void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
   const auto bytes = static_cast<std::ptrdiff_t>(tensor::bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
   axes.reserve(dimensions);
@@ -48,7 +48,7 @@ void reorder(PyObject* images, const DLTensor& from, void* target, const Strides
                    tensor::float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
   // Torch's operation on these images runs right before or after, so its threads are awake.
-  tensor::run_on(images, host::count_in(from), [&] { kernels::cast_many_beside_team({&job, 1}, threads); });
+  tensor::run_kernel(host::count_in(from), [&] { kernels::cast_many_beside_team({&job, 1}, threads); });
 }
 
 // Returns a new tensor like the images in channels-last order. Returns null, perhaps with an exception set, if that
@@ -93,7 +93,7 @@ Owned channels_last_transient(PyObject* images, Kind kind) {
   if (!memory) return nullptr;
   tensor::Transient made(std::move(memory), true);
   if (!are_images_like(images, sizes, kind, view)) return nullptr;
-  reorder(images, view, const_cast<char*>(host::snapshot_of(made.get()).data), strides, kind);
+  reorder(view, const_cast<char*>(host::snapshot_of(made.get()).data), strides, kind);
   return made.take();
 }
 
@@ -105,7 +105,7 @@ Owned channels_first(PyObject* images, Kind kind) {
   void* target = nullptr;
   Owned made = host::allocate_like(view, kind, target);  // may run other code
   if (!made || !are_images_like(images, sizes, kind, view)) return nullptr;
-  reorder(images, view, target, strides_of_channels_first(sizes.data()), kind);
+  reorder(view, target, strides_of_channels_first(sizes.data()), kind);
   return made;
 }
 

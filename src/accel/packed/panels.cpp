@@ -181,7 +181,7 @@ Owned make_panels(PyObject* cast, bool inner_first) {
   const void* const values = values_of(cast);
   void* const target = values_of(made.get());
   if (values == nullptr || !host::has_geometry(cast, geometry, true) || target == nullptr) return nullptr;
-  tensor::run_on(cast, outer * inner, [&] {
+  tensor::run_kernel(outer * inner, [&] {
     kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), inner_first, target,
                      threads);
   });
@@ -226,10 +226,8 @@ Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sid
   if (call.bias != Py_None && (product.bias == nullptr || host::count_elements(call.bias) != outer)) return nullptr;
   if (product.rows * product.inner * product.outer < least_products_without_gil) {
     kernels::multiply(product, threads);
-  } else if (product.bias == nullptr) {
-    host::without_gil_on({call.input, panels}, [&] { kernels::multiply(product, threads); });
   } else {
-    host::without_gil_on({call.input, panels, call.bias}, [&] { kernels::multiply(product, threads); });
+    without_gil([&] { kernels::multiply(product, threads); });
   }
   return result;
 }

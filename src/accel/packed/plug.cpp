@@ -18,9 +18,9 @@ namespace habana_mp::accel {
 using engine::Arguments;
 using engine::Call;
 using engine::cast_item;
+using engine::CastContext;
 using engine::Reading;
 using engine::Rule;
-using engine::Tally;
 
 namespace {
 
@@ -54,7 +54,8 @@ Owned weight_behind(PyObject* given) {
 }
 
 // Returns the same as `answer_from_packed`, for a call whose input and bias have these kinds and are not cast yet.
-Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to, Tally& tally) {
+Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to,
+                      CastContext& context) {
   // The weight of a product is checked first, since that is the cheapest check. The check of a convolution's weight
   // depends on the layout of the input.
   if (call.is_product() && !may_be_packed(call, to)) return nullptr;
@@ -64,7 +65,7 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
     if (!call.reorders && !is_channels_last(call.input)) return nullptr;
     if (!may_be_packed(call, to)) return nullptr;
   }
-  Tally made;
+  CastContext made;
   made.may_reuse_memory = true;
   const bool has_bias = call.bias != Py_None;
   Owned made_input = cast_item(rule, call.input, input_kind, to, made);
@@ -81,12 +82,12 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   }
   ++made.casts;
   ++made.cached;
-  tally = made;
+  context = made;
   return result;
 }
 
 // Returns the same as `answer_from_packed`, but throws std::bad_alloc when memory runs out.
-Owned try_packed(const Call& call, Kind to, Tally& tally) {
+Owned try_packed(const Call& call, Kind to, CastContext& context) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;
   const Packs packs = call.rule.execution.packs;
@@ -119,15 +120,15 @@ Owned try_packed(const Call& call, Kind to, Tally& tally) {
   // A product of the weight with itself needs the plain cast as well.
   const bool is_by_itself = input == packed.weight || input == given;
   return is_by_itself ? nullptr
-                      : cast_and_answer(call.rule, packed, reading.kinds[positions.input], bias_kind, to, tally);
+                      : cast_and_answer(call.rule, packed, reading.kinds[positions.input], bias_kind, to, context);
 }
 
 // Returns the result of a product or convolution that autograd does not track, computed from the packed form of its
 // float32 weight. Returns null if the call is to be made in the ordinary way; an exception is set only for an
 // interrupt.
-Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
+Owned answer_from_packed(const Call& call, Kind to, CastContext& context) {
   try {
-    return try_packed(call, to, tally);
+    return try_packed(call, to, context);
   } catch (const std::bad_alloc&) {
     drop_error();
     return nullptr;

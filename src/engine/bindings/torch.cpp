@@ -10,7 +10,6 @@
 #include "host/aten.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
-#include "host/held_memory.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
@@ -54,7 +53,6 @@ void register_torch(py::module_& module) {
     or_throw(engine::bind_flags());
     host::bind_callers();
     host::bind_inside();
-    host::bind_held_memory();
     host::bind_aten();
     host::bind_casts_inside();
     host::bind_team();
