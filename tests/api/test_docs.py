@@ -109,14 +109,15 @@ def test_each_decision_has_its_number_its_headings_and_a_place_in_the_list() -> 
         r"^\| (\d+) \| .+ \| \[(.+)\]\((.+)\) \| (.+) \|$", LIST_OF_DECISIONS.read_text("utf-8"), re.MULTILINE
     )
     found = []
-    for number, path in enumerate(DECISIONS, 1):
-        assert path.name.startswith(f"{number:04}-"), path.name
+    for path in DECISIONS:
+        number = int(path.name[:4])
         text = path.read_text("utf-8")
         assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS_OF_A_DECISION, path.name
         title = re.match(rf"# {number}\. (.*)\n\nDate: (\d{{4}}-\d\d-\d\d) ", text)
         assert title, path.name
         found.append((str(number), title[1], path.name, title[2]))
     assert sorted(listed, key=lambda row: int(row[0])) == found
+    assert len({number for number, *_ in found}) == len(found)
 
 
 def test_a_missing_marker_is_an_error() -> None:
