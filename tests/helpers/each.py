@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from habana_mp import hmp
+from habana_mp.patches.installation import installation
 
 Values = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -25,8 +26,9 @@ def _label(value: Any) -> str:
 def each(names: str, values: Values, *, parts: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a test as `pytest.mark.parametrize` does, but all values are one case, or `parts` cases.
 
-    Every value that fails is reported. Before each of them torch is restored and the report is empty. Two decorators
-    make the test run for each pair. A function that returns the values is called when the test runs.
+    Every value that fails is reported. Before each of them torch is restored and the report is empty; if a fixture has
+    converted, the test itself must not convert. Two decorators make the test run for each pair. A function that returns
+    the values is called when the test runs.
     """
     arguments = [name.strip() for name in names.split(",")]
 
@@ -41,11 +43,15 @@ def each(names: str, values: Values, *, parts: int = 1) -> Callable[[Callable[..
         @functools.wraps(body)
         def run(subtests: pytest.Subtests, part: int = 0, **fixtures: Any) -> None:
             combinations = itertools.product(*[of_one() for _, of_one in dimensions])
+            policy = installation.policy if hmp.is_converted() else None
             for combination in itertools.islice(combinations, part, None, parts):
                 given = {name: value for one in combination for name, value in one.items()}
                 with subtests.test(", ".join(map(_label, given.values()))):
                     body(**given, **fixtures)
-                hmp.restore()
+                if policy is None:
+                    hmp.restore()
+                else:
+                    assert installation.policy is policy, "a fixture has converted, so the test may not do it"
                 hmp.reset_report()
 
         given = {name for arguments, _ in dimensions for name in arguments}

@@ -41,7 +41,7 @@ def test_the_reason_and_the_trait_of_the_page_decide(tmp_path: Path) -> None:
     for file, before, added in (
         ("decision.hpp", "  REASON(list,", f"  {row} \\\n"),
         ("rule.hpp", "  TRAIT(saturates) ", f"  {trait} \\\n"),
-        ("decide.hpp", "  // Costs, and limits of torch.", f"  {line}\n  {use}\n"),
+        ("decide.hpp", "  // Limits of torch.", f"  {line}\n  {use}\n"),
     ):
         path = tmp_path / "src" / "rules" / file
         text = path.read_text("utf-8")
