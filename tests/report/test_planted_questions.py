@@ -36,7 +36,7 @@ TELLS = {
     "protected_block": "is left alone inside of torch.autocast(enabled=False)",
     "statistics_in_lower_precision": "keeps its running statistics in bf16",
     "softmax_between_products": "between matmul and matmul in bf16",
-    "weight_in_numpy": "casts a weight in each call, since no cast is kept: NumPy had its memory",
+    "weight_in_numpy": "casts a weight in each call, since no cast is kept: NumPy or DLPack may have its memory",
     "weight_written_in_each_step": "something computes it or writes to it",
 }
 
