@@ -17,8 +17,6 @@ inline bool is_bound() noexcept { return api.tensor_base != nullptr; }
 inline bool is_exact_tensor(PyObject* object) noexcept { return Py_TYPE(object) == api.tensor; }
 // True if the class is exactly torch.nn.Parameter.
 inline bool is_parameter(PyObject* object) noexcept { return Py_TYPE(object) == api.parameter; }
-// True for torch.Tensor and its subclasses.
-inline bool is_tensor(PyObject* object) noexcept { return PyType_IsSubtype(Py_TYPE(object), api.tensor) != 0; }
 // True for torch._C.TensorBase and its subclasses.
 inline bool is_tensor_base(PyObject* object) noexcept { return PyObject_TypeCheck(object, api.tensor_base) != 0; }
 // True for the class torch.nn.Parameter itself.

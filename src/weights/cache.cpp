@@ -10,6 +10,7 @@
 #include "from_c.hpp"
 #include "host/aten.hpp"
 #include "host/tensors.hpp"
+#include "weakrefs.hpp"
 #include "weights/entry.hpp"
 #include "weights/memory_limit.hpp"
 
@@ -106,7 +107,7 @@ bool limit_allows(std::uint64_t bytes) {
 // True if something has the weight's memory and not its version counter. The number of owners alone does not show it: a
 // tensor that a graph has saved may own the weight's counter and not its memory.
 bool has_alias(Entry& entry, PyObject* weight) {
-  std::erase_if(entry.aliases, [](const Owned& one) { return PyWeakref_GetObject(one.get()) == Py_None; });
+  std::erase_if(entry.aliases, [](const Owned& one) { return referent_of(one.get()) == nullptr; });
   return !entry.aliases.empty() || host::has_uncounted_owner(weight);
 }
 
@@ -145,14 +146,16 @@ bool make_again(Entry& entry, PyObject* weight) {
   const bool is_refresh = entry.settled != 0;
   entry.drop();
   const std::uint32_t doubts = entry.doubts;
+  const std::uint32_t attempt = ++entry.attempts;
   if (const auto refusal = settle(entry, weight)) {
     entry.refusal = *refusal;
     return false;
   }
-  // Other threads may run while the cast is made. A change of the weight or a doubt makes it invalid.
+  // Other threads may run while the cast is made. A change of the weight or a doubt makes it invalid, and so does
+  // another thread that has begun to make it meanwhile, perhaps from newer values.
   Owned made = make_cast(entry, weight);
-  if (!made) {
-    entry.refusal = Refusal::layout;
+  if (!made || entry.attempts != attempt) {
+    entry.refusal = made ? Refusal::changing : Refusal::layout;
     return false;
   }
   entry.settled = doubts;
@@ -405,7 +408,7 @@ void lend(const char* storage) noexcept {
   for_storage(storage, [](Entry& entry) { entry.is_lent = true; });
 }
 
-void drop_trained() noexcept {
+void drop_trained() {
   if (cache().entries.empty()) return;
   std::vector<std::shared_ptr<Entry>> trained;  // to drop a cast may run other code
   for (const auto& [key, entry] : cache().entries) {
@@ -435,6 +438,7 @@ const char* describe(Refusal refusal) noexcept {
       "it is not on the CPU",
       "its values have gaps",
       "the limit was reached",
+      "another thread made it again",
   };
   static_assert(words.size() == refusals);
   return words[static_cast<std::size_t>(refusal)];

@@ -81,7 +81,7 @@ void doubt_while_alive(const char* storage, PyObject* alias);
 void lend(const char* storage) noexcept;
 
 // Drops the casts of all weights that require a gradient: an optimizer's step begins or ends.
-void drop_trained() noexcept;
+void drop_trained();
 
 // True if this tensor has the memory of a cached cast.
 bool is_cached_memory(PyObject* tensor) noexcept;
@@ -91,13 +91,14 @@ void forget_all() noexcept;
 
 // The reasons why a weight has no cached cast at the moment.
 enum class Refusal : std::uint8_t {
-  held,     // something has its memory but not its version counter
-  lent,     // NumPy or DLPack may have its memory
-  memory,   // its memory is not torch's own
-  version,  // no version counts its changes: it was made in inference mode, or is a negated view
-  device,   // it is not on the CPU
-  layout,   // its values have gaps or overlap
-  limit,    // the limit was reached
+  held,      // something has its memory but not its version counter
+  lent,      // NumPy or DLPack may have its memory
+  memory,    // its memory is not torch's own
+  version,   // no version counts its changes: it was made in inference mode, or is a negated view
+  device,    // it is not on the CPU
+  layout,    // its values have gaps or overlap
+  limit,     // the limit was reached
+  changing,  // another thread makes its cast at the same time
   count,
 };
 constexpr auto refusals = static_cast<std::size_t>(Refusal::count);

@@ -42,6 +42,7 @@ struct Entry {
   Snapshot snapshot;           // of the weight, before the cast was made
   std::uint32_t doubts = 1;    // how often code may have changed the weight without its version
   std::uint32_t settled = 0;   // the doubts before the cast was made
+  std::uint32_t attempts = 0;  // how often a thread has begun to make the cast
   bool is_lent = false;        // NumPy or DLPack may have its memory, until the weight owns it alone again
   std::vector<Owned> aliases;  // weak references to tensors that have its memory and a version counter of their own
   Refusal refusal{};           // the reason for the last refusal

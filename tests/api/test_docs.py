@@ -74,7 +74,7 @@ def promised(code: str, output: str | None) -> list[str]:
     return re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
 
 
-@each("name", RUN)
+@pytest.mark.parametrize("name", RUN)
 def test_python_in_the_documentation_runs_by_itself_and_prints_what_it_says(name: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / name).read_text("utf-8"))
     assert blocks
