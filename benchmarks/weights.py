@@ -1,13 +1,15 @@
 """Measures cached casts of weights: the use of a cached cast compared with a new cast, for more and more weights; many
-small layers in a row; linear layers of many sizes; and a refresh of many casts.
+small layers in a row; linear layers of many sizes; and tokens of a decoder whose weights were saved, held or read.
 
-python benchmarks/weights.py [--quick] [--layers | --products] [--threads N]
+python benchmarks/weights.py [--quick] [--layers | --products | --saved] [--threads N]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import io
+import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -16,11 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from networks import Llama
+from safetensors.torch import save
 from states import autocast, converted
 from timing import Contender, run
 from torch import nn
 
-from habana_mp import _core, hmp
+from habana_mp import hmp
 
 
 def uses(weights: list[nn.Parameter], x: torch.Tensor) -> Callable[[], object]:
@@ -91,6 +95,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument("--layers", action="store_true", help="the many small layers alone")
     parser.add_argument("--products", action="store_true", help="linear layers of many sizes alone")
+    parser.add_argument("--saved", action="store_true", help="tokens before and after saving alone")
     parser.add_argument("--threads", type=int, default=1, help="default 1")
     given = parser.parse_args()
     quick = given.quick
@@ -99,11 +104,12 @@ def main() -> None:
     if given.products:
         measure_products(**options)
         return
-    if not given.layers:
+    if not given.layers and not given.saved:
         measure_uses(**options)
-    measure_layers(**options)
+    if not given.saved:
+        measure_layers(**options)
     if not given.layers:
-        measure_refresh(7 if quick else 15)
+        measure_after_saving(7 if quick else 15)
 
 
 def measure_uses(**options: Any) -> None:
@@ -174,22 +180,35 @@ def measure_products(**options: Any) -> None:
             print(f"{size:>6}{rows:>6}{cached.median * 1e6:>10.1f}{cached.ratio_to(packed)[0]:>8.2f}{is_packed!s:>8}")
 
 
-def measure_refresh(rounds: int) -> None:
-    """Prints the time in which all casts of a large model are made again."""
-    print("\nrefresh of the casts of 110 M values in 110 weights, after a step")
-    model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(110)])
-    weights = list(model.parameters())
-    targets = [w.detach().bfloat16() for w in weights]
-    with converted(), torch.no_grad():
-        for layer in model:
-            layer(torch.ones(1, 1000))
-        share = hmp.report(show=False).weights.bytes / sum(4 * w.numel() for w in weights)
-        print(f"kept: {share:.3f} of the weights' size")
-        ours = Contender("renew", lambda: _core.weights_renew(tuple(weights), False))
-        peer = Contender("_foreach_copy_", lambda: torch._foreach_copy_(targets, [w.detach() for w in weights]))
-        run([peer, ours], rounds=rounds, target_seconds=0.2)
-        ratio, low, high = peer.ratio_to(ours)
-        print(f"{ours.median * 1e3:.1f} ms, {ratio:.2f} ({low:.2f}..{high:.2f}) times as fast as torch._foreach_copy_")
+#: What scripts do with a model between two tokens. What these return is held while the next tokens are timed.
+DONE: dict[str, Callable[[nn.Module], object]] = {
+    "nothing": lambda model: None,
+    "torch.save": lambda model: torch.save(model.state_dict(), io.BytesIO()),
+    "safetensors": lambda model: save(dict(model.state_dict())),
+    "a held state_dict": lambda model: model.state_dict(),
+    "held detached weights": lambda model: [one.detach() for one in model.parameters()],
+    "deepcopy": copy.deepcopy,
+    "data_ptr": lambda model: [one.data_ptr() for one in model.parameters()],
+    "numpy": lambda model: [one.detach().numpy().size for one in model.parameters()],
+}
+
+
+def measure_after_saving(rounds: int) -> None:
+    """Prints the time of a token of a decoder before and after its weights were saved, held or read."""
+    print("\na token of a decoder of 110 M parameters, after 64 words: ms before and after, and their ratio")
+    words = torch.randint(32_000, (1, 65))
+    for name, done in DONE.items():
+        model = Llama(hidden=768, layers=12, heads=12, intermediate=2048).eval()
+        with converted(), torch.no_grad():
+            _, pasts = model(words[:, :64])
+            token = Contender(name, lambda model=model, pasts=pasts: model(words[:, 64:], pasts))
+            token.time(8)
+            before = statistics.median(token.time(3) for _ in range(rounds))
+            held = done(model)
+            token.time(8)
+            after = statistics.median(token.time(3) for _ in range(rounds))
+            del held
+        print(f"{name:<24}{before * 1e3:>8.1f}{after * 1e3:>8.1f}{after / before:>8.2f}")
 
 
 def _extra(one: Contender, base: Contender) -> float:

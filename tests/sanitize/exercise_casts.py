@@ -157,9 +157,6 @@ def the_weights() -> None:
                 measured(torch.randn(rows, shape[1])), measured(torch.randn(shape[1], rows).t())
                 torch.randn(rows, shape[1]) @ measured.weight.T, torch.mm(torch.randn(rows, shape[0]), measured.weight)
     with converted():
-        with raises(TypeError):
-            _core.weights_renew(1, False)  # type: ignore[arg-type]
-        _core.weights_renew((1, None, layer, layer.weight), True)
         _core.weights_forget(layer)
         _core.weights_forget(layer.weight)
 

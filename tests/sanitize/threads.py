@@ -131,7 +131,6 @@ class Shares:
             for _ in range(self._users):
                 held.enter_context(self._free)
             rng.choice((lambda: weight.add_(0.1), lambda: weight.data.zero_(), lambda: weight.detach().numpy()))()
-        _core.weights_renew((weight,), False)
         if rng.random() < 0.1:
             self._layers[0] = torch.nn.Linear(8, 8)
 
