@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tvm_ffi
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -219,17 +220,21 @@ def test_what_numpy_made_is_not_kept() -> None:
     assert kept().weights == 0
 
 
+@pytest.mark.parametrize("lend", [lambda w: w.numpy(), torch.from_dlpack, tvm_ffi.from_dlpack], ids=str)
 @pytest.mark.parametrize("made", MADE)
-def test_while_an_array_lives_a_weight_is_cast_in_each_call(made: str, tmp_path: Path) -> None:
+def test_while_an_array_lives_a_weight_is_cast_in_each_call(
+    made: str, lend: Callable[[torch.Tensor], Any], tmp_path: Path
+) -> None:
     hmp.convert()
     w = MADE[made](tmp_path)
     F.linear(X, w)
-    array = w.detach().numpy()
+    lent = lend(w.detach())
+    array = torch.as_tensor(lent) if isinstance(lent, np.ndarray) else torch.from_dlpack(lent)
     for value in (1.0, 2.0):
         array[3, 5] = value
         assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
     assert (kept().refused, kept().weights) == (2, 0)
-    del array
+    del array, lent
     for _ in range(3):
         F.linear(X, w)
     assert (kept().refreshes, kept().refused, kept().weights) == (1, 2, 1)

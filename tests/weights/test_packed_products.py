@@ -47,9 +47,9 @@ IN_ROWS = {"one row", "rows", "many rows", "a batch", "four dimensions", "bfloat
 
 
 def test_a_product_gives_the_same_bits(product: Product) -> None:
-    layer = packed_product(product)
-    with torch.no_grad():
-        for name, make in INPUTS.items():
+    for name, make in INPUTS.items():
+        layer = packed_product(product)
+        with torch.no_grad():
             for _ in range(2):
                 x = make()
                 if x.ndim != 2 and product.matrix_only:
@@ -59,6 +59,7 @@ def test_a_product_gives_the_same_bits(product: Product) -> None:
                 assert_same_bits(layer(x), layer.by_hand(x))
                 if name in IN_ROWS:
                     assert packed() == is_packed_for(layer, x), name
+        del layer  # before the next one is packed
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -192,7 +193,7 @@ def test_a_weight_beside_a_view_that_lives_on_is_not_packed_for_ever() -> None:
     with torch.no_grad():
         changes = changes_over(calls())
     assert changes <= 30
-    assert changes >= 2 or not all(packing)
+    assert changes >= 1 or not all(packing)
     assert changes == 0 or any(packing)
 
 

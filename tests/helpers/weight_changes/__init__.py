@@ -151,5 +151,8 @@ MAIN = (
     *("_fused_sgd_, one element", "foreign function"),
 )
 
-#: Ways through pointers, of which single values that are written are not seen (docs/weights.md).
-POINTERS = frozenset(f"alias: {name}" for name in ALIASES if name.startswith(("data_ptr", "address")))
+#: Ways through pointers, of which single values that are written are not seen (docs/weights.md). A DLPack tensor that
+#: was made before the weight's first use is a pointer too.
+POINTERS = frozenset(
+    f"alias: {name}" for name in ALIASES if name.startswith(("data_ptr", "address")) or "dlpack" in name.lower()
+)
