@@ -46,13 +46,13 @@ def each(names: str, values: Values, *, parts: int = 1) -> Callable[[Callable[..
             policy = installation.policy if hmp.is_converted() else None
             for combination in itertools.islice(combinations, part, None, parts):
                 given = {name: value for one in combination for name, value in one.items()}
+                hmp.reset_report()
                 with subtests.test(", ".join(map(_label, given.values()))):
                     body(**given, **fixtures)
                 if policy is None:
                     hmp.restore()
                 else:
                     assert installation.policy is policy, "a fixture has converted, so the test may not do it"
-                hmp.reset_report()
 
         given = {name for arguments, _ in dimensions for name in arguments}
         fixtures = [name for name in inspect.signature(body).parameters if name not in given]

@@ -28,6 +28,7 @@ from helpers.seeing_changes import (
     backward,
     every_mode,
     main_ways,
+    orders_of,
     used,
 )
 from helpers.weight_changes import AT_ONCE, MAIN, POINTERS, PREPARED, WAYS
@@ -53,11 +54,6 @@ def alike() -> None:
 def test_a_change_is_seen(way: str) -> None:
     hmp.convert()
     assert_seen_in_all_modes(way)
-
-
-def orders_of(way: str) -> tuple[int, ...]:
-    """All elements first, then a single one. A single value that is written through a pointer is not seen."""
-    return (1, 1) if way in POINTERS else (1, 2, 1)
 
 
 @pytest.mark.parametrize("way", PREPARED)
@@ -92,7 +88,8 @@ def test_a_change_of_a_loaded_weight_is_seen(mapped: bool, tmp_path: Path) -> No
         of = layer()
         of.load_state_dict(torch.load(tmp_path / "layer.pt", mmap=mapped), assign=True)
         change = WAYS[way](of)
-        for n in orders_of(way):
+        # An array of such a weight that was made before its first use counts as a pointer.
+        for n in (1, 1) if way == "alias: numpy" else orders_of(way):
             assert_seen(of, change, "no_grad", n)
 
 

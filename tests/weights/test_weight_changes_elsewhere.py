@@ -17,7 +17,18 @@ from torch.nn.utils import parametrizations, parametrize
 
 from habana_mp import hmp
 from helpers.comparing import assert_same, tensors
-from helpers.seeing_changes import MODES, Use, X, as_by_hand, assert_seen, backward, every_mode, main_ways, used
+from helpers.seeing_changes import (
+    MODES,
+    Use,
+    X,
+    as_by_hand,
+    assert_seen,
+    backward,
+    every_mode,
+    main_ways,
+    orders_of,
+    used,
+)
 from helpers.weight_changes import WAYS
 from helpers.weight_changes.basics import SIZE, Change, layer, noise, write
 from helpers.weight_changes.in_place import COLUMN, ROW
@@ -63,7 +74,7 @@ def test_a_change_is_seen_by_another_operation(use: str, mode: str) -> None:
         of = layer()
         of.weight = nn.Parameter(of.weight.detach().clone().view(shape))
         change = WAYS[way](of)
-        for n in (2, 1):
+        for n in orders_of(way):
             assert_seen(of, change, mode, n, use=call)
 
 
@@ -89,7 +100,7 @@ def test_a_change_is_seen_where_a_weight_is_used_twice(way: str) -> None:
     hmp.convert()
     of = layer()
     change = WAYS[way](of)
-    for n in (1, 2, 1):
+    for n in orders_of(way):
         for _ in range(3):
             before = used(of, "grad", lambda x, w, b: F.linear(F.linear(x, w, b), w))
         change(n)
