@@ -23,12 +23,13 @@ from habana_mp.patches.torch.optimizer_steps import after_step, before_step
 #: The attribute of a replaced step that holds its original. So a class that a program drops is freed with its step.
 _ATTRIBUTE = "_habana_mp_original"
 
-_steps: weakref.WeakValueDictionary[str, types.FunctionType] = weakref.WeakValueDictionary()
+#: A plain dictionary, since torch.compile traces the step and cannot read a WeakValueDictionary.
+_steps: dict[str, weakref.ref[types.FunctionType]] = {}
 
 
 def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces the code of such a step. The core looks for this function in the call stack."""
-    step = _steps[key]
+    step: Any = _steps[key]()
     # Without the attribute another thread has restored the step meanwhile: it has its own code again.
     run = vars(step).get(_ATTRIBUTE, step)
     if not isinstance(arguments[0], Optimizer):  # another class has the same mixin
@@ -83,8 +84,8 @@ class UnwrappedSteps(Patch):
         if self._hook is not None and vars(Optimizer).get("__init_subclass__") is self._hook:
             del Optimizer.__init_subclass__
         self._hook = None
-        for step in list(_steps.values()):
-            if _ATTRIBUTE in vars(step):
+        for step in [reference() for reference in list(_steps.values())]:
+            if step is not None and _ATTRIBUTE in vars(step):
                 step.__code__ = vars(step)[_ATTRIBUTE].__code__
                 del vars(step)[_ATTRIBUTE]
 
@@ -97,6 +98,6 @@ def _replace(optimizer: type) -> None:
         return
     if _ATTRIBUTE not in vars(step) and _passes_constructor_over(optimizer):
         key = str(id(step))
-        _steps[key] = step
+        _steps[key] = weakref.ref(step, lambda _: _steps.pop(key, None))
         vars(step)[_ATTRIBUTE] = untouched(step)
         step.__code__ = forwarding_code(step, in_step, imported=__name__, known_as=key)
