@@ -16,14 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 from habana_mp import Diagnosis, hmp
-from habana_mp.diagnosis.exact import RandomState
-from habana_mp.patches.installation import installation
-from habana_mp.patches.torch import begun_backwards
 
 
 class Model(nn.Module):
@@ -40,7 +35,7 @@ class Model(nn.Module):
     def forward(self, t: torch.Tensor) -> torch.Tensor:
         angles = t[:, None] * self.scale  # planted
         y = self.body(self.norm(torch.cat([angles.float().sin(), angles.float().cos()], -1)))
-        with torch.no_grad():
+        with torch.no_grad(), hmp.disable_casts():
             self.average = 0.9 * self.average + 0.1 * y.detach().float().mean(0)
         self.steps += 1
         return y
@@ -125,48 +120,6 @@ def test_after_an_error_in_the_step_everything_is_as_before() -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(one.grad is None for one in model.parameters())
     assert F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (begun_backwards, "stop_listening"),
-        (RemovableHandle, "remove"),
-        (RandomState, "restore"),
-        (type(installation), "diagnose"),
-        (type(installation), "_observe"),
-    ],
-)
-def test_without_memory_at_its_end_everything_is_as_before(
-    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, step = _made()
-    hmp.convert(**LOWER)
-    step().backward()
-    gradients = {name: one.grad for name, one in model.named_parameters()}
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    hooks = len(module._global_forward_pre_hooks)
-    original, lost, done = getattr(owner, name), [], []
-
-    def undo(*arguments: Any, **keywords: Any) -> Any:
-        ends = keywords.get("diagnosed") is not True and not (name == "_observe" and installation._observers)
-        if ends and not lost:
-            lost.append(name)
-            raise MemoryError
-        done.append(ends)
-        return original(*arguments, **keywords)
-
-    monkeypatch.setattr(owner, name, undo)
-    with pytest.raises(MemoryError):
-        hmp.diagnose(step)
-    assert lost
-    assert done[-1]
-    monkeypatch.undo()
-    assert all(one.grad is gradients[name] for name, one in model.named_parameters())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert len(module._global_forward_pre_hooks) == hooks
-    assert not begun_backwards._listeners
-    assert _names_the_line(hmp.diagnose(step))
 
 
 def test_an_optimizer_ends_the_step_and_changes_nothing() -> None:
