@@ -220,7 +220,9 @@ def test_what_numpy_made_is_not_kept() -> None:
     assert kept().weights == 0
 
 
-@pytest.mark.parametrize("lend", [lambda w: w.numpy(), torch.from_dlpack, tvm_ffi.from_dlpack], ids=str)
+@pytest.mark.parametrize(
+    "lend", [lambda w: w.numpy(), torch.from_dlpack, tvm_ffi.from_dlpack], ids=["numpy", "torch", "tvm_ffi"]
+)
 @pytest.mark.parametrize("made", MADE)
 def test_while_an_array_lives_a_weight_is_cast_in_each_call(
     made: str, lend: Callable[[torch.Tensor], Any], tmp_path: Path
