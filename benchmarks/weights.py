@@ -180,7 +180,7 @@ def measure_products(**options: Any) -> None:
             print(f"{size:>6}{rows:>6}{cached.median * 1e6:>10.1f}{cached.ratio_to(packed)[0]:>8.2f}{is_packed!s:>8}")
 
 
-#: What scripts do with a model between two tokens. What these return is held while the next tokens are timed.
+#: Scripts do this with a model between two tokens. The result is held while the next tokens are timed.
 DONE: dict[str, Callable[[nn.Module], object]] = {
     "nothing": lambda model: None,
     "torch.save": lambda model: torch.save(model.state_dict(), io.BytesIO()),

@@ -412,7 +412,9 @@ void drop_trained() {
   if (cache().entries.empty()) return;
   std::vector<std::shared_ptr<Entry>> trained;  // to drop a cast may run other code
   for (const auto& [key, entry] : cache().entries) {
-    if (entry->cast && host::requires_grad(entry->weight)) trained.push_back(entry);
+    if (!host::requires_grad(entry->weight)) continue;
+    ++entry->doubts;  // another thread may be making its cast
+    if (entry->cast) trained.push_back(entry);
   }
   for (const auto& entry : trained) entry->drop();
 }

@@ -35,7 +35,7 @@ def _draw(model: nn.Module, folder: Path) -> None:
             writer.add_histogram(name, one)
 
 
-#: What scripts do with a model between two calls. What they return is held.
+#: Scripts do this with a model between two calls. The result is held.
 DONE: dict[str, Callable[[Any, Path], Any]] = {
     "save_pretrained": lambda model, folder: model.save_pretrained(folder),
     "accelerate's save": lambda model, folder: accelerate.Accelerator(cpu=True).save_model(model, str(folder)),
