@@ -152,20 +152,20 @@ def reader() -> str:
 
 def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: bool) -> None:
     """Replaces what is installed: (object, what the log shows for it, operation, rule of the lists, rule while the
-    lists are suspended). With ``within_modules``, only calls inside watched modules are lowered."""
+    lists are suspended). With ``within_modules``, only calls inside these modules are lowered."""
 
 def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
     """Handles calls of these objects too, so that the watch sees them. They replace those of the previous call."""
 
 def check_modules(call_impl: Any) -> None:
-    """Raises if :func:`watch_modules` would, and changes nothing."""
+    """Raises if :func:`wait_for_modules` would, and changes nothing."""
 
-def watch_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> None:
+def wait_for_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> None:
     """From now on the lists of :func:`install` apply in calls of these modules, or of all for None. The modules are not
     held: the caller must call again when one of them is gone. ``answering`` handles the calls: ``call_impl``, or a
     function with the code that it had."""
 
-def stop_watching_modules() -> None: ...
+def stop_waiting_for_modules() -> None: ...
 def follow_modules(call_impl: Any, answering: Any, /) -> None:
     """Makes the watch record which module's forward runs."""
 
@@ -174,7 +174,7 @@ def count_calls(function: Any, answering: Any, during: Any, /) -> tuple[Any, int
     """Returns the result of ``during()``, and the number of calls of the function that reached its vectorcall slot."""
 
 def call_by_slot(function: Any, answering: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], /) -> Any:
-    """Calls the function by its vectorcall slot while it is watched, else ``answering``."""
+    """Calls the function by its vectorcall slot while it is tapped, else ``answering``."""
 
 def watch_calls(watched: bool, /) -> None:
     """Sets if the watch sees calls begin and end."""
@@ -271,11 +271,11 @@ def forget_module_names() -> None:
 def set_equivalent_functions(functions: dict[Any, Any]) -> None:
     """Sets functions that are equivalent to covered methods, and called instead of these for two plain tensors."""
 
-#: The paths of the watched builtins in `torch._C`, each with whether a release may lack it.
+#: The paths of the tapped builtins in `torch._C`, each with whether a release may lack it.
 paths_of_builtins: tuple[tuple[str, bool], ...]
 
-def watch_builtins(builtins: tuple[Any, ...], writers: tuple[Any, ...]) -> None:
-    """Watches the builtins with these paths (None for one that is missing), and ``writers``, which write into their
+def tap_builtins(builtins: tuple[Any, ...], writers: tuple[Any, ...]) -> None:
+    """Taps the builtins with these paths (None for one that is missing), and ``writers``, which write into their
     tensors without incrementing the version counters, or make tensors that share their memory but not these."""
 
 def construction_begins(module: Any) -> None: ...
@@ -294,7 +294,7 @@ def set_recognised(
     operator_found: Callable[[Any, str, str | None], tuple[Any, ...]],
 ) -> None:
     """`operator_found` takes what torch has looked up for an operator, its name, and the name of the overload, if any.
-    It returns the builtins to watch as `writers`."""
+    It returns the builtins to tap as `writers`."""
 
 def set_devices_of_regions(device_types: tuple[str, ...] | None) -> None:
     """Regions of torch.autocast for other device types have no effect from now on; None: all have one."""
@@ -333,10 +333,10 @@ def was_converted(tensor: Any) -> bool:
     """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 
 def check_state(set_function: Any) -> None:
-    """Raises if :func:`watch_state` would."""
+    """Raises if :func:`tap_state` would."""
 
-def watch_state(set_function: Any) -> None:
-    """Watches conversions by methods of tensors, and this function: `__setattr__` of `nn.Module`."""
+def tap_state(set_function: Any) -> None:
+    """Taps conversions by methods of tensors, and this function: `__setattr__` of `nn.Module`."""
 
 def was_lowered(tensor: Any) -> bool:
     """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""
@@ -480,11 +480,11 @@ def weights_set_root_of_memory_files(root: str) -> None:
 def weights_free_memory() -> int:
     """Returns the bytes that this process may still take, by the system, its control group and its own limits."""
 
-def weights_watch(methods: dict[str, Any]) -> None:
-    """Watches the methods that give other code access to a weight's memory, or that write without incrementing the
+def weights_tap(methods: dict[str, Any]) -> None:
+    """Taps the methods that give other code access to a weight's memory, or that write without incrementing the
     version counter, by their names; None stands for one that this torch lacks."""
 
-def weights_stop_watching() -> None: ...
+def weights_untap() -> None: ...
 def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
     """Sets what an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it,
     or None; and torch's function, not intercepted, or None to switch packing off."""

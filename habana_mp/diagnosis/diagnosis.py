@@ -194,9 +194,9 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     reference = runs.run(RunMode(), {})
     exact = reference.outcome
     progress("as it is, beside float32")
-    watched = runs.run(RunMode(is_watched=True), reference.samples)
+    measured = runs.run(RunMode(measures=True), reference.samples)
     reference.samples.clear()
-    sites, lowered = watched.sites, watched.outcome
+    sites, lowered = measured.sites, measured.outcome
     rows = tuple(row_of(one) for one in sorted(sites, key=lambda one: -abs(one.effect)))
     found = deviations(lowered, exact)
     rounding = RunMode(rounded=lowest_of(sites), rounded_lines=_lowered_products(sites))

@@ -211,7 +211,7 @@ def _disturbed(tensor: torch.Tensor, to: torch.dtype, sign: int) -> torch.Tensor
     return tensor + torch.nan_to_num(error, posinf=0.0, neginf=0.0)
 
 
-class Watching(Observer):
+class Measuring(Observer):
     """Makes calls unchanged, and makes each lowered call again in float32."""
 
     def __init__(self, locator: Locator, exact: Samples) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from habana_mp.diagnosis.exact import apart, is_lower
-from habana_mp.diagnosis.observing import InFloat32, Observer, Samples, Watching
+from habana_mp.diagnosis.observing import InFloat32, Measuring, Observer, Samples
 from habana_mp.diagnosis.outcomes import Outcome, relative_error
 from habana_mp.diagnosis.replays import Replays
 from habana_mp.diagnosis.sites import Line, Locator, Site
@@ -23,7 +23,7 @@ class RunMode:
     """The way to run a step: in mixed precision with a comparison to float32, or in float32."""
 
     #: True: the step runs in mixed precision, and each lowered call is also made in float32.
-    is_watched: bool = False
+    measures: bool = False
     #: The lines that run in float32. None means all lines.
     lines: frozenset[Line] | None = None
     #: The weights are disturbed by their rounding to this precision, times `sign`.
@@ -35,7 +35,7 @@ class RunMode:
 
 @dataclass
 class Run:
-    """The results of a run: its outcome, the sites if the run was watched, and samples of results in float32."""
+    """The results of a run: its outcome, the sites if the run was measured, and samples of results in float32."""
 
     outcome: Outcome
     sites: list[Site] = field(default_factory=list)
@@ -74,18 +74,18 @@ class Runs(Protocol):
     """Runs the same step in different ways, each time from the same state."""
 
     def run(self, mode: RunMode, samples: Samples) -> Run:
-        """Runs the step once. ``samples``: the samples of the run in float32; needed for a watched run."""
+        """Runs the step once. ``samples``: the samples of the run in float32; needed for a measured run."""
 
 
 def observer_of(mode: RunMode, locator: Locator, samples: Samples) -> Observer:
-    if mode.is_watched:
-        return Watching(locator, samples)
+    if mode.measures:
+        return Measuring(locator, samples)
     return InFloat32(locator, mode.lines, rounded=mode.rounded, rounded_lines=mode.rounded_lines, sign=mode.sign)
 
 
 def run_of(observer: Observer, outcome: Outcome) -> Run:
     made = Run(outcome, first_call=observer.first_call, first_inputs=observer.first_inputs or [])
-    if isinstance(observer, Watching):
+    if isinstance(observer, Measuring):
         made.sites = [one for one in observer.sites if one.values or one.counted]
     elif isinstance(observer, InFloat32):
         made.samples = observer.samples
@@ -95,7 +95,7 @@ def run_of(observer: Observer, outcome: Outcome) -> Run:
 def sites_of(runs: Runs) -> list[Site]:
     """Returns the sites of a step, measured by comparison with the same step in float32."""
     exact = runs.run(RunMode(), {})
-    return runs.run(RunMode(is_watched=True), exact.samples).sites
+    return runs.run(RunMode(measures=True), exact.samples).sites
 
 
 class RunsHere:

@@ -184,7 +184,7 @@ class Installation:
         with locks.installation:
             policies = self._policies() if self._is_ours else []
             steered = bool(policies) and (kept.are_there_kept() or any(one.module_rules for one in policies))
-            if steered or (any(one.exact.names for one in policies) and direct_calls.can_watch()):
+            if steered or (any(one.exact.names for one in policies) and direct_calls.can_tap()):
                 if anew or not self._rules_in_modules.is_on:
                     self._rules_in_modules.begin()
                     forget_compiled_code()

@@ -276,7 +276,7 @@ class Options:
     )
     guard: Guard = _option(
         False,
-        "Watches for values that are not finite, and warns once with the operation that made the first one of finite "
+        "Looks for values that are not finite, and warns once with the operation that made the first one of finite "
         "inputs, its module, file and line. True: checks 1 % of the calls; a float above 0 and at most 1.0: this "
         'share; ``"raise"``: 1 %, and raises FloatingPointError. After such a value was seen, all calls are checked '
         "until the operation is named. Infinities that the code writes, as into a mask, do not count.",

@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     if ranks.rank == 0:
         for text in warned:
             _say(text)
-    ending = _Ending(given.report_file, ranks, _watch_children(conversion))
+    ending = _Ending(given.report_file, ranks, _follow_children(conversion))
     atexit.register(ending.at_exit)  # called after the handlers that the script registers
     try:
         script.run()
@@ -288,26 +288,26 @@ class _ForChild:
 
 def _convert_child(conversion: Conversion, folder: str) -> None:
     conversion.convert()
-    _watch_children(conversion, folder)
+    _follow_children(conversion, folder)
 
 
-class _Watched:
+class _Followed:
     """Lives as long as the process: multiprocessing forgets callbacks whose owner is gone."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
 
 
-_watched: list[_Watched] = []
+_followed: list[_Followed] = []
 
 
-def _watch_children(conversion: Conversion, folder: str | None = None) -> Children:
+def _follow_children(conversion: Conversion, folder: str | None = None) -> Children:
     """From now on, processes of multiprocessing are converted, and leave their reports."""
     children = Children(folder)
-    _watched.append(_Watched())
+    _followed.append(_Followed())
 
-    def begin(watched: _Watched) -> None:
-        if watched.process != os.getpid():  # a fork, which has inherited the counts of its parent
+    def begin(followed: _Followed) -> None:
+        if followed.process != os.getpid():  # a fork, which has inherited the counts of its parent
             hmp.reset_report()
 
     spawned_processes.send_to_children(
@@ -315,6 +315,6 @@ def _watch_children(conversion: Conversion, folder: str | None = None) -> Childr
         lambda: _ForChild(conversion, children.folder) if conversion.by_script or hmp.is_converted() else None,
     )
     spawned_processes.in_children(
-        _watched[-1], begin, lambda: children.leave(counting.current()), is_child=folder is not None
+        _followed[-1], begin, lambda: children.leave(counting.current()), is_child=folder is not None
     )
     return children

@@ -8,14 +8,14 @@
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
-#include "host/watching.hpp"
+#include "host/taps.hpp"
 #include "watch/modules.hpp"
 
 namespace habana_mp::engine {
 
 namespace {
 
-host::WatchedFunction watched;
+host::TappedFunction call_tap;
 bool any_module = false;
 std::vector<PyObject*> modules;  // sorted
 // The three reasons for a stub.
@@ -25,20 +25,20 @@ bool is_followed = false;
 
 // Calls a module while these lists apply.
 PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  enter_lists(&watched, lists);
-  PyObject* result = watched.call(values, flagged_count, keywords);
+  enter_lists(&call_tap, lists);
+  PyObject* result = call_tap.call(values, flagged_count, keywords);
   if (result != nullptr) {
-    leave_region(&watched);
+    leave_region(&call_tap);
   } else {
     const HeldError held;
-    leave_region(&watched);
+    leave_region(&call_tap);
   }
   return result;
 }
 
 PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_apply_lists(values[0])) {
-    return watched.call(values, flagged_count, keywords);
+    return call_tap.call(values, flagged_count, keywords);
   }
   return call_under(rule_set_of_modules(), values, flagged_count, keywords);
 }
@@ -47,12 +47,12 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
 PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const std::optional<const RuleSet*> rules = rules_in_module(values[0]);
   if (!rules) return nullptr;
-  if (*rules == thread_state.region) return watched.call(values, flagged_count, keywords);
+  if (*rules == thread_state.region) return call_tap.call(values, flagged_count, keywords);
   return call_under(*rules, values, flagged_count, keywords);
 }
 
 PyObject* ruled_call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);
+  if (PyVectorcall_NARGS(flagged_count) == 0) return call_tap.call(values, flagged_count, keywords);
   const std::unique_ptr<watch::ModuleCall> call = watch::enter_call(values[0]);
   if (!call) return nullptr;
   return call_by_rules(values, flagged_count, keywords);
@@ -61,7 +61,7 @@ PyObject* ruled_call_impl_stub(PyObject*, PyObject* const* values, std::size_t f
 // Like the other two. Also reports the running module to the watch.
 PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
                                   PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);
+  if (PyVectorcall_NARGS(flagged_count) == 0) return call_tap.call(values, flagged_count, keywords);
   std::unique_ptr<watch::ModuleCall> call = watch::module_begins(values[0]);
   if (!call) return nullptr;
   PyObject* result = rules_depend_on_modules ? call_by_rules(values, flagged_count, keywords)
@@ -79,16 +79,16 @@ FromC<vectorcallfunc> wanted_stub() {
 
 void put_stub_in(PyObject* call_impl, PyObject* answering) {
   const Owned held = Owned::borrowed(call_impl);
-  watched.stop();
-  if (is_wanted()) watched.watch(call_impl, answering, wanted_stub());
+  call_tap.stop();
+  if (is_wanted()) call_tap.tap(call_impl, answering, wanted_stub());
 }
 
 // After one of the reasons has gone.
 void keep_wanted_stub() noexcept {
   if (is_wanted()) {
-    watched.exchange_stub(wanted_stub());
+    call_tap.exchange_stub(wanted_stub());
   } else {
-    watched.stop();
+    call_tap.stop();
   }
 }
 
@@ -100,12 +100,12 @@ bool begins_to_apply_lists(PyObject* module) noexcept {
   return any_module || std::binary_search(modules.begin(), modules.end(), module);
 }
 
-bool may_watch_modules(PyObject* call_impl) {
+bool may_wait_for_modules(PyObject* call_impl) {
   return can_follow_modules(call_impl) && rule_set_of_modules() != nullptr;
 }
 
 bool can_follow_modules(PyObject* call_impl) {
-  if (watched.is_watched() || host::WatchedFunction::check(call_impl)) return true;
+  if (call_tap.is_tapped() || host::TappedFunction::check(call_impl)) return true;
   PyErr_SetString(PyExc_RuntimeError,
                   "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
                   "is called as others are. Use `within=None`, and the report of operations");
@@ -137,8 +137,8 @@ void take_rules_out_of_modules() noexcept {
 
 bool lists_wait_for_a_module() noexcept { return lists_wait_for_modules; }
 
-bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
-  if (!may_watch_modules(call_impl)) return false;
+bool wait_for_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
+  if (!may_wait_for_modules(call_impl)) return false;
   any_module = !among.has_value();
   modules = std::move(among).value_or(std::vector<PyObject*>());
   std::sort(modules.begin(), modules.end());
@@ -149,7 +149,7 @@ bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::
   return true;
 }
 
-void stop_watching_modules() noexcept {
+void stop_waiting_for_modules() noexcept {
   lists_wait_for_modules = any_module = false;
   keep_wanted_stub();
   modules.clear();

@@ -13,14 +13,14 @@
 
 namespace habana_mp::engine {
 
-// True if calls of this function can be watched. Otherwise a Python exception that gives the reason is set.
-bool may_watch_modules(PyObject* call_impl);
+// True if calls of this function can be tapped. Otherwise a Python exception that gives the reason is set.
+bool may_wait_for_modules(PyObject* call_impl);
 
 // Makes convert's lists apply during calls of `call_impl`, a Python function whose first argument is a module: for any
 // module, or only for these (borrowed, compared by their address). False with a Python exception set if the function's
 // slot is not as expected or there are too many rule sets; then nothing has changed.
-bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> modules);
-void stop_watching_modules() noexcept;
+bool wait_for_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> modules);
+void stop_waiting_for_modules() noexcept;
 
 // True if the running module can be reported to the watch. Otherwise a Python exception that gives the reason is set.
 bool can_follow_modules(PyObject* call_impl);
@@ -33,7 +33,7 @@ void stop_following_modules() noexcept;
 bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver);
 void take_rules_out_of_modules() noexcept;
 
-// True after watch_modules.
+// True after wait_for_modules.
 bool lists_wait_for_a_module() noexcept;
 
 // True if the lists begin to apply with a call of this module that is made here.

@@ -10,7 +10,7 @@
 #include "engine/modules.hpp"
 #include "engine/originals.hpp"
 #include "engine/state.hpp"
-#include "engine/watched.hpp"
+#include "engine/taps.hpp"
 #include "host/tensors.hpp"
 #include "tensor/cast_memory.hpp"
 #include "weights/escapes.hpp"
@@ -105,9 +105,9 @@ host::Stubs stubs_of(const Target& target) {
   return {.vectorcall = indexed.vectorcall, .method = indexed.method, .method_no_arguments = indexed.find_method};
 }
 
-// Finds the kind of an object as if it was not watched. False with an exception set if it cannot be patched.
-bool kind_unwatched(PyObject* object, host::CallableKind& kind) {
-  // Resumes the watch at the end, also after an exception.
+// Finds the kind of an object as if it was not tapped. False with an exception set if it cannot be patched.
+bool kind_untapped(PyObject* object, host::CallableKind& kind) {
+  // Taps it again at the end, also after an exception.
   struct Suspended {
     explicit Suspended(PyObject* writer) noexcept : object(suspend_writer(writer) ? writer : nullptr) {}
     ~Suspended() {
@@ -146,7 +146,7 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
     host::CallableKind kind = host::CallableKind::function;
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
-      if (!kind_unwatched(entry.object, kind)) return false;
+      if (!kind_untapped(entry.object, kind)) return false;
       const bool is_operator = entry.operation.find("::") != std::string::npos;
       if (is_operator && kind == host::CallableKind::function) kind = host::CallableKind::slow_operator;
       target = target_for(entry.object, kind, entry.operation.c_str(), entry.shown);
@@ -191,7 +191,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   std::vector<Ready> ready = made_ready(entries, found, within_modules);
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
-  weights::watch_view_and_numpy(&lists_apply_here);
+  weights::tap_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
   ++changes;
   if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
@@ -229,7 +229,7 @@ static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
 static bool may_put_in(const RuleSet& set) {
   host::CallableKind kind = host::CallableKind::function;
   return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
-    return one.target->installed || kind_unwatched(one.target->object.get(), kind);
+    return one.target->installed || kind_untapped(one.target->object.get(), kind);
   });
 }
 
@@ -292,7 +292,7 @@ bool put_in(RuleSet& set) {
   if (!may_put_in(set)) return false;
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
-  weights::watch_view_and_numpy(&lists_apply_here);
+  weights::tap_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
   ++changes;
   for (const RuleSet::Covered& one : set.covered) {
@@ -337,7 +337,7 @@ bool uninstall() {
   if (!classes) return false;
   // From here on nothing can fail.
   forget_regions();
-  stop_watching_modules();
+  stop_waiting_for_modules();
   take_rules_out_of_modules();
   free_module_rule_sets();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
@@ -346,8 +346,8 @@ bool uninstall() {
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i], *classes);
   }
-  weights::stop_watching_view_and_numpy();
-  stop_watching_builtins();
+  weights::untap_view_and_numpy();
+  untap_builtins();
   forget_all_known();
   return true;
 }

@@ -10,7 +10,7 @@ target_sources(_core PRIVATE
   src/engine/bindings/rules.cpp
   src/engine/bindings/state.cpp
   src/engine/bindings/torch.cpp
-  src/engine/bindings/watching.cpp
+  src/engine/bindings/taps.cpp
   src/engine/call.cpp
   src/engine/cast_arguments.cpp
   src/engine/elements.cpp
@@ -30,6 +30,6 @@ target_sources(_core PRIVATE
   src/engine/state.cpp
   src/engine/target.cpp
   src/engine/tracing.cpp
-  src/engine/watched.cpp
+  src/engine/taps.cpp
   src/engine/watched_calls.cpp
 )

@@ -16,5 +16,5 @@ target_sources(_core PRIVATE
   src/host/thread_flag.cpp
   src/host/torch_api.cpp
   src/host/view.cpp
-  src/host/watching.cpp
+  src/host/taps.cpp
 )

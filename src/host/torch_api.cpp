@@ -186,7 +186,7 @@ bool bind_torch() {
   found.set_data = found.data->set;
   found.tensor = type(torch, "Tensor");
   if (found.tensor == nullptr) return false;
-  // The table of another library is watched, but not used.
+  // The table of another library is tapped, but not used.
   const bool is_torchs_own = static_cast<bool>(Owned(attribute(c, "_dlpack_exchange_api")));
   drop_error_unless_memory_error();
   api = std::move(found);

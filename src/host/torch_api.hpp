@@ -71,7 +71,7 @@ struct TorchApi {
   std::string folder;             // the directory of torch
   bool is_known_release = false;  // true if the private details were checked in this release's sources
 
-  // Null before torch 2.10. This is a copy, because calls of other code through torch's own table are watched.
+  // Null before torch 2.10. This is a copy, because calls of other code through torch's own table are tapped.
   const DLPackExchangeAPI* exchange = nullptr;
 };
 

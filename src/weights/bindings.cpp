@@ -56,10 +56,10 @@ void register_weights(py::module_& module) {
     weights::memory_limit = {};
   });
   module.def("weights_free_memory", &host::free_memory);
-  module.def("weights_watch", [](const py::dict& methods) {
-    if (!weights::watch_escapes(methods.ptr())) throw py::error_already_set();
+  module.def("weights_tap", [](const py::dict& methods) {
+    if (!weights::tap_escapes(methods.ptr())) throw py::error_already_set();
   });
-  module.def("weights_stop_watching", &weights::stop_watching_escapes);
+  module.def("weights_untap", &weights::untap_escapes);
   module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_cached_memory(tensor.ptr()); });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_statistics", &statistics);

@@ -7,20 +7,20 @@
 #include "atomic_store.hpp"
 #include "errors.hpp"
 #include "host/inside.hpp"
+#include "host/taps.hpp"
 #include "host/tensors.hpp"
-#include "host/watching.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::weights {
 
-using host::WatchedMethod;
+using host::TappedMethod;
 
 namespace {
 
-// One watched method for each of these. The names are those of the rows in `watched_methods`.
-WatchedMethod untyped_storage, data_ptr, const_data_ptr, storage_data_ptr, apply, map, map2, set, resize, resize_as,
+// One tapped method for each of these. The names are those of the rows in `tapped_methods`.
+TappedMethod untyped_storage, data_ptr, const_data_ptr, storage_data_ptr, apply, map, map2, set, resize, resize_as,
     unsafe_chunk, unsafe_split, unsafe_split_with_sizes, lazy_clone, view, numpy;
-host::WatchedData data;
+host::TappedData data;
 bool (*lists_apply_here)() = nullptr;
 
 // Returns the storage of a tensor; null if the cache holds nothing of it.
@@ -29,13 +29,13 @@ const char* storage_in_cache(PyObject* tensor) noexcept {
   return is_relevant ? host::storage_of(tensor) : nullptr;
 }
 
-template <const WatchedMethod& method>
+template <const TappedMethod& method>
 PyObject* stub_without_arguments(PyObject* self, PyObject* none) {
   tensor_escapes(self);
   return method.call(self, none);
 }
 
-template <const WatchedMethod& method>
+template <const TappedMethod& method>
 PyObject* stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self);
   return method.call(self, arguments, keywords);
@@ -69,7 +69,7 @@ PyObject* apply_stub(PyObject* self, PyObject* function) {
   return while_open(self, [&] { return apply.call(self, function); });
 }
 
-template <const WatchedMethod& method>
+template <const TappedMethod& method>
 PyObject* mapping_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return while_open(self, [&] { return method.call(self, arguments, keywords); });
 }
@@ -100,7 +100,7 @@ PyObject* data_getter_stub(PyObject* self, void* closure) {
 // ---- DLPack's C exchange API --------------------------------------------------------------------------------------
 // A table of functions that other libraries call without Python.
 
-DLPackExchangeAPI* exchange = nullptr;  // the table while it is watched
+DLPackExchangeAPI* exchange = nullptr;  // the table while it is tapped
 DLPackExchangeAPI original_exchange;
 
 int borrow_stub(void* object, DLTensor* out) {
@@ -113,7 +113,7 @@ int share_stub(void* object, DLManagedTensorVersioned** out) {
   return original_exchange.managed_tensor_from_py_object_no_sync(object, out);
 }
 
-void stop_watching_exchange() {
+void untap_exchange() {
   if (exchange == nullptr) return;
   store(&exchange->dltensor_from_py_object_no_sync, original_exchange.dltensor_from_py_object_no_sync);
   store(&exchange->managed_tensor_from_py_object_no_sync, original_exchange.managed_tensor_from_py_object_no_sync);
@@ -122,7 +122,7 @@ void stop_watching_exchange() {
 
 struct Row {
   const char* name;
-  WatchedMethod& method;
+  TappedMethod& method;
   int flags;
   host::MethodStub stub;
   bool may_be_missing = false;
@@ -130,7 +130,7 @@ struct Row {
 
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
-const Row watched_methods[] = {
+const Row tapped_methods[] = {
     {"untyped_storage", untyped_storage, METH_NOARGS, from_c<stub_without_arguments<untyped_storage>>},
     {"data_ptr", data_ptr, METH_NOARGS, from_c<stub_without_arguments<data_ptr>>},
     {"const_data_ptr", const_data_ptr, METH_NOARGS, from_c<stub_without_arguments<const_data_ptr>>, true},
@@ -149,26 +149,26 @@ const Row watched_methods[] = {
 
 }  // namespace
 
-void watch_view_and_numpy(bool (*lists_apply)()) {
+void tap_view_and_numpy(bool (*lists_apply)()) {
   lists_apply_here = lists_apply;
-  if (view.is_watched() && numpy.is_watched()) return;
+  if (view.is_tapped() && numpy.is_tapped()) return;
   const Row rows[] = {
       {"view", view, with_keywords, from_c<view_stub>},
       {"numpy", numpy, with_keywords, from_c<numpy_stub>},
   };
   for (const Row& row : rows) {
     PyObject* object = host::method_of_tensor(row.name);
-    if (object != nullptr && WatchedMethod::check(object, row.flags)) row.method.watch(object, row.stub);
+    if (object != nullptr && TappedMethod::check(object, row.flags)) row.method.tap(object, row.stub);
   }
   drop_error_unless_memory_error();
 }
 
-void stop_watching_view_and_numpy() noexcept {
+void untap_view_and_numpy() noexcept {
   view.stop();
   numpy.stop();
 }
 
-static void watch_exchange() {
+static void tap_exchange() {
   DLPackExchangeAPI* table = host::exchange_table();
   if (exchange != nullptr || table == nullptr) return;
   original_exchange = *table;
@@ -177,31 +177,31 @@ static void watch_exchange() {
   store(&table->managed_tensor_from_py_object_no_sync, from_c<share_stub>.pointer());
 }
 
-bool watch_escapes(PyObject* methods) {
+bool tap_escapes(PyObject* methods) {
   const auto method_of = [methods](const Row& row) {
     PyObject* found = PyDict_GetItemString(methods, row.name);
     return found == Py_None ? nullptr : found;
   };
-  for (const Row& row : watched_methods) {
+  for (const Row& row : tapped_methods) {
     PyObject* method = method_of(row);
-    if ((method != nullptr || !row.may_be_missing) && !WatchedMethod::check(method, row.flags)) return false;
+    if ((method != nullptr || !row.may_be_missing) && !TappedMethod::check(method, row.flags)) return false;
   }
-  if (!view.is_watched() || !numpy.is_watched()) {
+  if (!view.is_tapped() || !numpy.is_tapped()) {
     PyErr_SetString(PyExc_RuntimeError,
-                    "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
+                    "habana_mp cannot tap Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
   }
-  for (const Row& row : watched_methods) {
-    if (PyObject* method = method_of(row)) row.method.watch(method, row.stub);
+  for (const Row& row : tapped_methods) {
+    if (PyObject* method = method_of(row)) row.method.tap(method, row.stub);
   }
-  watch_exchange();
-  data.watch_reading(from_c<data_getter_stub>);
+  tap_exchange();
+  data.tap_reading(from_c<data_getter_stub>);
   return true;
 }
 
-void stop_watching_escapes() noexcept {
-  for (const Row& row : watched_methods) row.method.stop();
-  stop_watching_exchange();
+void untap_escapes() noexcept {
+  for (const Row& row : tapped_methods) row.method.stop();
+  untap_exchange();
   data.stop();
 }
 

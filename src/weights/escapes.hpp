@@ -1,20 +1,19 @@
-// Watches the torch functions through which code can write to a weight without changing its version.
+// Taps the torch functions through which code can write to a weight without changing its version.
 #pragma once
 
 #include "owned.hpp"
 
 namespace habana_mp::weights {
 
-// Start and stop the watch of two methods of Tensor. The watch starts before the first target is patched, and stops
-// when no target is patched any more. A list may also name `view`. If the lists apply, `numpy` of a bfloat16 tensor
-// returns float32.
-void watch_view_and_numpy(bool (*lists_apply)());
-void stop_watching_view_and_numpy() noexcept;
+// Tap and untap two methods of Tensor. They are tapped before the first target is patched, and until no target is
+// patched any more. A list may also name `view`. If the lists apply, `numpy` of a bfloat16 tensor returns float32.
+void tap_view_and_numpy(bool (*lists_apply)());
+void untap_view_and_numpy() noexcept;
 
-// Watches the methods in this dict from names to methods, None for one that this torch lacks. Returns false with a
+// Taps the methods in this dict from names to methods, None for one that this torch lacks. Returns false with a
 // Python exception set, and changes nothing, if one of them is not as expected.
-bool watch_escapes(PyObject* methods);
-void stop_watching_escapes() noexcept;
+bool tap_escapes(PyObject* methods);
+void untap_escapes() noexcept;
 
 // The casts of this tensor are made again, if it is a weight: code gets access to its memory, or writes to it.
 void tensor_escapes(PyObject* tensor) noexcept;

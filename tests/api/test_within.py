@@ -346,7 +346,7 @@ def test_restore_within_a_module_ends_its_casts() -> None:
     assert dtypes(step(Layer(), X)) == STEP
 
 
-def test_where_calls_of_modules_cannot_be_watched_convert_says_so_and_changes_nothing(
+def test_where_calls_of_modules_cannot_be_tapped_convert_says_so_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hmp.convert(preset="torch-cpu")

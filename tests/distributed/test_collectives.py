@@ -107,7 +107,7 @@ HARMLESS = {
 }
 
 
-def test_every_collective_that_this_torch_has_is_watched() -> None:
+def test_every_collective_that_this_torch_has_is_tapped() -> None:
     known = HARMLESS | set(uncounted_writers.UNCOUNTED_COLLECTIVES)
     for group in (torch.distributed.ProcessGroup, torch._C._distributed_c10d.Backend):
         public = {name for name in dir(group) if not name.startswith("_")}

@@ -211,7 +211,7 @@ def test_a_training_is_right_without_what_is_asked_at_import() -> None:
         ("cpython.function-slot", {"report": "lines"}),
     ],
 )
-def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_watched(
+def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_tapped(
     name: str, options: dict[str, Any]
 ) -> None:
     with ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
@@ -400,7 +400,7 @@ def test_the_doctor_shows_what_is_taken_for_granted(capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     states = dict(line.split(maxsplit=1) for line in lines[:-1] if not line.startswith(" "))
     assert states.keys() >= OTHERWISE.keys()
-    assert states["torch.watched-builtins"] == "holds"
+    assert states["torch.tapped-builtins"] == "holds"
     assert status == (1 if any(state.startswith("does not hold") for state in states.values()) else 0)
     assert not hmp.is_converted()
 

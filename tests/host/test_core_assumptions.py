@@ -38,7 +38,7 @@ CORE: dict[str, set[str]] = {
     },
     "torch.thread-functions": set(),
 }
-REFUSED = {"cpython.definitions": "cannot watch", "cpython.slots": "its slot does not hold CPython's own"}
+REFUSED = {"cpython.definitions": "cannot tap", "cpython.slots": "its slot does not hold CPython's own"}
 
 PROGRAM = """
 import json

@@ -230,7 +230,7 @@ def test_a_convert_whose_last_step_fails_leaves_nothing_installed(
 # ---- modules from an archive ----------------------------------------------------------------------------------------
 
 
-def test_a_module_from_an_archive_is_watched_as_one_from_a_folder(tmp_path: Path) -> None:
+def test_a_module_from_an_archive_is_tapped_as_one_from_a_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
         archive.writestr("transformers/__init__.py", "")
         archive.writestr("transformers/utils/__init__.py", "")

@@ -38,7 +38,7 @@ SPACES: dict[str, Any] = {
     "torch.special": torch.special,
     "torch.linalg": torch.linalg,
     "torch.fft": torch.fft,
-    "torch._C": torch._C,  # what is watched there
+    "torch._C": torch._C,  # what is tapped there
     "torch._C._autograd": torch._C._autograd,
 }
 CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.FunctionType)

@@ -1,4 +1,4 @@
-"""A reason is one row, a trait one line, a watched builtin one row: those of CONTRIBUTING.md do what the page says."""
+"""A reason is one row, a trait one line, a tapped builtin one row: those of CONTRIBUTING.md do what the page says."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_the_reason_and_the_trait_of_the_page_decide(tmp_path: Path) -> None:
     assert printed.splitlines() == ["sparse: left alone", "list: without lowering"]
 
 
-def test_the_builtin_of_the_page_is_watched() -> None:
+def test_the_builtin_of_the_page_is_tapped() -> None:
     ((path, may_be_missing),) = re.findall(r'^BUILTIN\(\w+, "(\w+)", (true|false)\)$', PAGE, re.MULTILINE)
     assert (path, may_be_missing == "true") in _core.paths_of_builtins

@@ -156,7 +156,7 @@ def test_a_weight_with_gaps_or_overlaps_is_not_kept(w: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", [*ops.find.HANDS_OUT_MEMORY, *ops.find.UNCOUNTED_WRITERS, "aten::_fused_adam_"])
-def test_what_is_watched_is_no_operation_for_a_list(converted: Converter, name: str) -> None:
+def test_what_is_tapped_is_no_operation_for_a_list(converted: Converter, name: str) -> None:
     for _ in range(2):
         with pytest.raises(hmp.ListError, match="no operation whose precision"):
             converted(bf16=[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from habana_mp.patches.tools.in_float32 import exactly, giving_float32
+from habana_mp.patches.tools.in_float32 import exactly
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 
 _FUNCTIONS = assumption_of_library("opacus", "make gradients of single examples, and are exact")
@@ -11,12 +11,10 @@ EXCHANGES = (
     Exchange(
         exactly,
         {
-            # Gradients of single examples, whose norm determines the privacy.
-            "opacus.grad_sample.grad_sample_module": ("*.capture_backprops_hook",),
+            # Gradients of single examples, whose norm determines the privacy, and the inputs of layers for them.
+            "opacus.grad_sample.grad_sample_module": ("*.capture_activations_hook", "*.capture_backprops_hook"),
             "opacus.grad_sample.grad_sample_module_fast_gradient_clipping": ("*.capture_backprops_hook",),
         },
         _FUNCTIONS,
     ),
-    # It passes those the inputs of a layer, which may have been lowered.
-    Exchange(giving_float32, {"opacus.grad_sample.grad_sample_module": ("*.rearrange_grad_samples",)}, _FUNCTIONS),
 )

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from habana_mp.patches.tools.in_float32 import given_exact_method
-from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
+import functools
+from typing import Any
+
+from habana_mp.patches.tools.in_float32 import run_exactly
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library, originals
 
 EXACT_PACKAGES = ("torchmetrics",)
 
 _FUNCTIONS = assumption_of_library("torchmetrics", "update and compute metrics, and are exact")
 
+
+def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that takes an object and a method, and returns what replaces the method on the object."""
+    owner, method = (*arguments, *keywords.values())
+
+    @functools.wraps(method)
+    def exact(*given: Any, **named: Any) -> Any:
+        return run_exactly(method, given, named)
+
+    return originals[name](owner, exact)
+
+
 EXCHANGES = (
-    # They take an exact method, and return the method that replaces it on an object.
     Exchange(
         given_exact_method,
         {"torchmetrics.metric": ("Metric._wrap_update", "Metric._wrap_compute")},

@@ -8,10 +8,20 @@ lowers ``mul`` cannot see.
 from __future__ import annotations
 
 import types
+from typing import Any
 
-from habana_mp.patches.tools.named_functions import Exchange, ExchangedCodes, assumption_of_library, functions_of
+import torch
+
+from habana_mp.patches.tools.named_functions import (
+    Exchange,
+    ExchangedCodes,
+    assumption_of_library,
+    functions_of,
+    originals,
+)
+from habana_mp.patches.tools.region_dtypes import lists_apply
 from habana_mp.patches.tools.when_imported import WheneverImported
-from habana_mp.patches.tools.without_casts import protected, without_casts
+from habana_mp.patches.tools.without_casts import without_casts
 
 _NAMES = ("*Rotary*.forward",)
 
@@ -35,6 +45,13 @@ class RotaryEmbeddings(WheneverImported):
 
     def undo(self) -> None:
         self._codes.put_back()
+
+
+def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that takes a device type, a dtype, and whether to enable autocast."""
+    if arguments[2] is False and arguments[0] != "meta" and lists_apply():
+        return torch.autocast(arguments[0], enabled=False)
+    return originals[name](*arguments, **keywords)
 
 
 _FUNCTIONS = assumption_of_library(

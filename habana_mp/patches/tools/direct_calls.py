@@ -26,14 +26,14 @@ _SLOT = Assumption(
 )
 
 
-class _Watched:
-    """The function while it is watched."""
+class _Tapped:
+    """The function while it is tapped."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self.function = function
         self._code = function.__code__
         self._forwarding: types.CodeType | None = None
-        #: The function that handles calls: the watched one, or another one with its code.
+        #: The function that handles calls: the tapped one, or another one with its code.
         self.answering = function
         if not _reaches_slot(exchanged=False):
             self.answering = untouched(function)
@@ -48,21 +48,21 @@ class _Watched:
             self.function.__code__ = self._code
 
 
-class _Watch:
-    """The last watched function, and its current watchers."""
+class _Tap:
+    """The last tapped function, and those who need its calls."""
 
-    watched: Any = None
-    watchers: ClassVar[set[str]] = set()
+    tapped: Any = None
+    users: ClassVar[set[str]] = set()
 
 
 def check() -> None:
-    """Raises if calls of modules cannot be watched."""
+    """Raises if calls of modules cannot be tapped."""
     _core.check_modules(torch.nn.Module._call_impl)
     require(_SLOT, _every_call_reaches_slot)
 
 
-def can_watch() -> bool:
-    """True if calls of modules can be watched."""
+def can_tap() -> bool:
+    """True if calls of modules can be tapped."""
     try:
         check()
     except RuntimeError:
@@ -70,37 +70,37 @@ def can_watch() -> bool:
     return True
 
 
-def begin(watcher: str) -> tuple[Any, Any]:
-    """Returns the function whose calls the core is to watch, and the function that handles them."""
-    if not _Watch.watchers:
+def begin(user: str) -> tuple[Any, Any]:
+    """Returns the function whose calls the core is to tap, and the function that handles them."""
+    if not _Tap.users:
         function: Any = torch.nn.Module._call_impl
-        _Watch.watched = _Watched(function)
-    _Watch.watchers.add(watcher)
-    _Watch.watched.exchange_code()
-    return _Watch.watched.function, _Watch.watched.answering
+        _Tap.tapped = _Tapped(function)
+    _Tap.users.add(user)
+    _Tap.tapped.exchange_code()
+    return _Tap.tapped.function, _Tap.tapped.answering
 
 
-def end(watcher: str) -> None:
-    """Ends the watch for this watcher. Without any watcher, the function gets its code back."""
-    _Watch.watchers.discard(watcher)
-    if not _Watch.watchers and _Watch.watched is not None:
-        _Watch.watched.put_code_back()
+def end(user: str) -> None:
+    """This user needs the calls no longer. Without any user, the function gets its code back."""
+    _Tap.users.discard(user)
+    if not _Tap.users and _Tap.tapped is not None:
+        _Tap.tapped.put_code_back()
 
 
 def code_of_calls() -> types.CodeType | None:
-    """Returns the code that a module's call runs, watched or not, or None if that is not a Python function."""
+    """Returns the code that a module's call runs, tapped or not, or None if that is not a Python function."""
     function = torch.nn.Module._call_impl
-    is_watched = _Watch.watchers and function is _Watch.watched.function
-    code: types.CodeType | None = getattr(_Watch.watched.answering if is_watched else function, "__code__", None)
+    is_tapped = _Tap.users and function is _Tap.tapped.function
+    code: types.CodeType | None = getattr(_Tap.tapped.answering if is_tapped else function, "__code__", None)
     return code
 
 
 def call_directly(_: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Called by the new code. torch.compile reads this function, and the call that it makes in that case."""
-    watched = _Watch.watched
+    tapped = _Tap.tapped
     if torch.compiler.is_dynamo_compiling():
-        return watched.answering(*arguments, **keywords)
-    return _core.call_by_slot(watched.function, watched.answering, arguments, keywords)
+        return tapped.answering(*arguments, **keywords)
+    return _core.call_by_slot(tapped.function, tapped.answering, arguments, keywords)
 
 
 def _every_call_reaches_slot() -> bool:

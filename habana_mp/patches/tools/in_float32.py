@@ -1,8 +1,7 @@
-"""Replacements for functions that run in float32, or return float32."""
+"""Replacements for functions that run in float32."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,29 +22,13 @@ def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) 
 
 def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that runs completely in float32."""
-    return _exactly(originals[name], arguments, keywords)
+    return run_exactly(originals[name], arguments, keywords)
 
 
-def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def run_exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs a function with its tensors in float32, and without casts."""
     if not lists_apply():
         return function(*arguments, **keywords)
     arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     with casts_off():
         return function(*arguments, **keywords)
-
-
-def giving_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that passes exact code values which may have been lowered."""
-    given = originals[name](*arguments, **keywords)
-    return tree_map(precision.in_float32, given)
-
-
-def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that takes an object and its exact method."""
-    owner, method = (*arguments, *keywords.values())
-
-    @functools.wraps(method)
-    def exact(*given: Any, **named: Any) -> Any:
-        return _exactly(method, given, named)
-
-    return originals[name](owner, exact)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.region_dtypes import lists_apply
@@ -17,10 +15,3 @@ def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any
         return originals[name](*arguments, **keywords)
     with casts_off():
         return originals[name](*arguments, **keywords)
-
-
-def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that takes a device type, a dtype, and whether to enable autocast."""
-    if arguments[2] is False and arguments[0] != "meta" and lists_apply():
-        return torch.autocast(arguments[0], enabled=False)
-    return originals[name](*arguments, **keywords)

@@ -1,6 +1,6 @@
 """Constructors of modules, in which nothing is cast: they create weights.
 
-``nn.Module.__init__`` first logs itself, by a builtin whose calls the core watches. In a torch where it does not, its
+``nn.Module.__init__`` first logs itself, by a builtin whose calls the core taps. In a torch where it does not, its
 code is replaced by code that notifies the core.
 """
 

@@ -112,7 +112,7 @@ class MarksAndGuards(WhenImported):
 
     def __init__(self) -> None:
         super().__init__()
-        self._guards = holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)  # before autocast's functions are watched
+        self._guards = holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)  # before autocast's functions are tapped
 
     def do(self, module: Any) -> None:
         if not (self._guards and holds(_MARKED, lambda: _reads_marks(module))):

@@ -1,6 +1,6 @@
 """``convert(within=...)``: the lists apply only while the forward of a module runs.
 
-The core watches the calls of modules. It sees no calls in code that torch.compile reads: there a module's call becomes
+The core taps the calls of modules. It sees no calls in code that torch.compile reads: there a module's call becomes
 a region with a number from the core (``region_dtypes.py``), so that the graph holds its beginning and end.
 """
 
@@ -39,14 +39,14 @@ _CALLS_IN_GRAPHS = Assumption(
 
 
 class ModuleCalls(Patch):
-    """Watches the calls of modules."""
+    """Taps the calls of modules."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def check(self, settings: Settings) -> None:
         if settings.options.within is not None:
-            require(_CALLS, _can_watch)
+            require(_CALLS, _can_tap)
 
     def install(self, settings: Settings) -> None:
         if settings.options.within is None:
@@ -54,7 +54,7 @@ class ModuleCalls(Patch):
             return
         modules = settings.options.modules
         references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
-        _core.watch_modules(*direct_calls.begin("within"), modules)
+        _core.wait_for_modules(*direct_calls.begin("within"), modules)
         self._references = references
         modules_in_graphs.begin("within")
 
@@ -64,16 +64,16 @@ class ModuleCalls(Patch):
             if reference is gone:
                 del self._references[key]
                 alive = [one for one in (reference() for reference in self._references.values()) if one is not None]
-                _core.watch_modules(*direct_calls.begin("within"), alive)
+                _core.wait_for_modules(*direct_calls.begin("within"), alive)
 
     def uninstall(self) -> None:
         self._references = {}
         modules_in_graphs.end("within")
-        _core.stop_watching_modules()
+        _core.stop_waiting_for_modules()
         direct_calls.end("within")
 
 
-def _can_watch() -> bool:
+def _can_tap() -> bool:
     direct_calls.check()
     return True
 

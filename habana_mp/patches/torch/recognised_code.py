@@ -1,4 +1,4 @@
-"""The builtins that the core watches, and the code and files of torch that it looks for in frames (rules 10 and 11)."""
+"""The builtins that the core taps, and the code and files of torch that it looks for in frames (rules 10 and 11)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from habana_mp.patches.torch.uncounted_writers import operator_found, uncounted_
 from habana_mp.patches.torch.unwrapped_steps import in_step
 
 _BUILTINS = Assumption(
-    "torch.watched-builtins",
+    "torch.tapped-builtins",
     assumed="torch enters autocast, constructs modules and Parameters, and hands out memory by builtins that we know",
     check="each is there, and a builtin function",
     otherwise="convert refuses",
@@ -42,7 +42,7 @@ _SPAWNED = Assumption(
 )
 
 
-def _watched_builtins() -> tuple[Any, ...]:
+def _tapped_builtins() -> tuple[Any, ...]:
     # `torch._C` is the source of torch's functions: a script may replace those in torch's other modules.
     return tuple(_found(path, may_be_missing) for path, may_be_missing in _core.paths_of_builtins)
 
@@ -57,7 +57,7 @@ def _found(path: str, may_be_missing: bool) -> Any:
 
 
 def _are_builtins() -> bool:
-    for one in _watched_builtins():
+    for one in _tapped_builtins():
         if one is not None and not isinstance(one, types.BuiltinFunctionType):
             raise UnmetError(f"{one!r} is not a builtin function")
     return True
@@ -82,8 +82,8 @@ class RecognisedCode(Patch):
     def install(self, settings: Settings) -> None:
         if self._is_installed:
             return
-        regions = autocast_regions.disabled_regions()  # before the builtins are watched, because it calls one of them
-        _core.watch_builtins(_watched_builtins(), tuple(uncounted_writers()))
+        regions = autocast_regions.disabled_regions()  # before the builtins are tapped, because it calls one of them
+        _core.tap_builtins(_tapped_builtins(), tuple(uncounted_writers()))
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),

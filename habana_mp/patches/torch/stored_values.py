@@ -27,8 +27,8 @@ _NODES = Assumption(
     otherwise="a buffer or Parameter that is made of a lowered result which autograd recorded keeps its low precision",
 )
 
-_WATCHED = Assumption(
-    "torch.state-that-is-watched",
+_TAPPED = Assumption(
+    "torch.tapped-state",
     assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `__setattr__` of torch.nn.Module is a "
     "function of Python",
     check="the core looks at how they are called",
@@ -51,10 +51,10 @@ class StoredValues(Patch):
 
     def install(self, settings: Settings) -> None:
         if self._handle is None:
-            for tells in (_nodes_are_known, _buffers_are_known, _state_is_watched):
+            for tells in (_nodes_are_known, _buffers_are_known, _state_is_tapped):
                 tells()  # so that the ledger has the result before any value is stored
-            if _state_is_watched():
-                _core.watch_state(_set_function())
+            if _state_is_tapped():
+                _core.tap_state(_set_function())
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -77,11 +77,11 @@ def _buffers_are_known() -> bool:
     return holds(_BUFFERS, lambda: "_buffers" in torch.nn.Module.__annotations__)
 
 
-def _state_is_watched() -> bool:
-    return holds(_WATCHED, _watches_state)
+def _state_is_tapped() -> bool:
+    return holds(_TAPPED, _may_tap_state)
 
 
-def _watches_state() -> bool:
+def _may_tap_state() -> bool:
     _core.check_state(_set_function())
     return True
 
@@ -138,7 +138,7 @@ def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
 def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
     """True if a tensor method converted float32 values to these lower ones outside of a module's call, or if this is
     unknown. Also true if the memory of a tensor was freed, as by sharding: then no value is stored."""
-    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _state_is_watched():
+    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _state_is_tapped():
         return True
     if not (_has_memory(former) and _has_memory(values)):
         return True

@@ -51,7 +51,7 @@ _OF_TORCH = ("aten::", "prims::", "prim::")
 
 
 def uncounted_writers() -> Iterator[Any]:
-    """Yields the builtins to watch that exist already. `operator_found` returns those that torch creates later."""
+    """Yields the builtins to tap that exist already. `operator_found` returns those that torch creates later."""
     # The first one replaces `.data` in Dynamo, the second one sets the bit for a tensor's sign.
     for place, name in (
         (torch._C._autograd, "_get_data_attr"),
@@ -76,21 +76,21 @@ def uncounted_writers() -> Iterator[Any]:
 
 
 def _of_operators_in_use() -> Iterator[Any]:
-    """Yields the builtins to watch of the operators that torch.ops has looked up already."""
+    """Yields the builtins to tap of the operators that torch.ops has looked up already."""
     for namespace in list(vars(torch.ops).values()):
         packets = vars(namespace).values() if isinstance(namespace, _OpNamespace) else ()
         for packet in [one for one in packets if isinstance(one, OpOverloadPacket)]:
             yield from _builtins_of(packet)
 
 
-#: The builtins to watch of torch's own operators. Each has with it the operator's builtin, which torch replaces when an
+#: The builtins to tap of torch's own operators. Each has with it the operator's builtin, which torch replaces when an
 #: overload is defined, and the number of the operator's attributes: it gets one more for each overload that is looked
 #: up.
 _of_packets: dict[str, tuple[Any, int, tuple[Any, ...]]] = {}
 
 
 def _builtins_of(packet: OpOverloadPacket) -> tuple[Any, ...]:
-    """Returns the builtins to watch of an operator and of those of its overloads that were looked up."""
+    """Returns the builtins to tap of an operator and of those of its overloads that were looked up."""
     whole, builtin, attributes = packet._qualified_op_name, packet._op, vars(packet)
     size = len(attributes)
     known = _of_packets.get(whole)
@@ -105,7 +105,7 @@ def _builtins_of(packet: OpOverloadPacket) -> tuple[Any, ...]:
 
 
 def operator_found(found: Any, name: str, overload: str | None = None) -> tuple[Any, ...]:
-    """Returns the builtins to watch among those that torch has looked up for an operator, or for one of its overloads.
+    """Returns the builtins to tap among those that torch has looked up for an operator, or for one of its overloads.
 
     For an operator, torch returns a pair: the builtin that calls it, and the names of its overloads. For an overload it
     returns a triple: the builtin that calls it, one that calls a single kernel of it, and tags."""

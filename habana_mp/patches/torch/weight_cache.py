@@ -82,7 +82,7 @@ class WeightCache(Patch):
         if not (settings.options.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
-        _core.weights_watch(_methods())
+        _core.weights_tap(_methods())
         operators = packing_operators() if packed else {}
         for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
             plain = _core.unpatched_copy(function) if packed else None
@@ -101,7 +101,7 @@ class WeightCache(Patch):
     def uninstall(self) -> None:
         # Drops all casts.
         _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_tracked=0)
-        _core.weights_stop_watching()
+        _core.weights_untap()
 
 
 def _sees_who_writes() -> bool:

@@ -11,7 +11,7 @@ void register_installation(py::module_& module);
 void register_regions(py::module_& module);
 void register_state(py::module_& module);
 void register_functions(py::module_& module);
-void register_watching(py::module_& module);
+void register_taps(py::module_& module);
 void register_origins(py::module_& module);
 void register_guard(py::module_& module);
 void register_observer(py::module_& module);
@@ -23,7 +23,7 @@ void register_engine(py::module_& module) {
   register_regions(module);
   register_state(module);
   register_functions(module);
-  register_watching(module);
+  register_taps(module);
   register_origins(module);
   register_guard(module);
   register_observer(module);

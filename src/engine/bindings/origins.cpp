@@ -1,7 +1,7 @@
 // Tensors whose origin is known, and casts that autograd tracks.
 #include "engine/bindings/bindings.hpp"
 #include "engine/known_tensors.hpp"
-#include "engine/watched.hpp"
+#include "engine/taps.hpp"
 #include "host/reader.hpp"
 #include "tensor/cast.hpp"
 
@@ -25,8 +25,8 @@ void register_origins(py::module_& module) {
   module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
   module.def("check_state",
-             [](const py::object& set_function) { or_throw(engine::may_watch_state(set_function.ptr())); });
-  module.def("watch_state", [](const py::object& set_function) { or_throw(engine::watch_state(set_function.ptr())); });
+             [](const py::object& set_function) { or_throw(engine::may_tap_state(set_function.ptr())); });
+  module.def("tap_state", [](const py::object& set_function) { or_throw(engine::tap_state(set_function.ptr())); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });

@@ -1,4 +1,4 @@
-"""Functions of torch that are watched are noticed whether arguments come by position, by keyword or in parts."""
+"""Functions of torch that are tapped are noticed whether arguments come by position, by keyword or in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Watches calls of functions that are not targets: a stub sees each call and passes it on.
+// Taps: calls of functions that are not targets are seen by a stub, which passes them on.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@ namespace habana_mp::host {
 
 // A builtin with any calling convention. If the interpreter would inline its calls, the builtin gets a new definition
 // with the same C function and other flags.
-class WatchedBuiltin {
+class TappedBuiltin {
  public:
   // False with an exception set if it is no builtin.
   static bool check(PyObject* object);
 
-  // Allocates what `watch` needs. Call it before `watch`. Does not change the builtin.
+  // Allocates what `tap` needs. Call it before `tap`. Does not change the builtin.
   void prepare(PyObject* builtin);
-  void watch(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept;
+  void tap(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
   // Stops and releases the builtin. No call of it may be running.
   void forget() noexcept;
 
-  [[nodiscard]] bool is_watched() const { return is_watched_; }
+  [[nodiscard]] bool is_tapped() const { return is_tapped_; }
   [[nodiscard]] PyObject* object() const { return object_->get(); }
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const;
 
@@ -31,8 +31,8 @@ class WatchedBuiltin {
   vectorcallfunc original_slot_ = nullptr;
   PyMethodDef* original_definition_ = nullptr;
   PyMethodDef definition_{};
-  std::string text_;         // documentation of the new definition, if the builtin has a signature
-  bool is_watched_ = false;  // the other members outlive it: a call may be running
+  std::string text_;        // documentation of the new definition, if the builtin has a signature
+  bool is_tapped_ = false;  // the other members outlive it: a call may be running
 };
 
 // The stub in the definition of a C method with any calling convention.
@@ -47,15 +47,15 @@ class MethodStub {
 };
 
 // A C method. Every call of it, bound or not, goes through its definition.
-class WatchedMethod {
+class TappedMethod {
  public:
   // False with an exception set if it has another calling convention.
   static bool check(PyObject* method, int flags);
 
-  void watch(PyObject* method, MethodStub stub) noexcept;
+  void tap(PyObject* method, MethodStub stub) noexcept;
   void stop() noexcept;
 
-  [[nodiscard]] bool is_watched() const { return definition_ != nullptr; }
+  [[nodiscard]] bool is_tapped() const { return definition_ != nullptr; }
   PyObject* call(PyObject* self, PyObject* argument) const { return original_(self, argument); }
   PyObject* call(PyObject* self, PyObject* arguments, PyObject* keywords) const {
     return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(original_))(self, arguments, keywords);
@@ -66,11 +66,11 @@ class WatchedMethod {
   PyCFunction original_ = nullptr;  // kept for calls that are still running
 };
 
-// Tensor.data. Reading and assigning are watched separately.
-class WatchedData {
+// Tensor.data. Reading and assigning are tapped separately.
+class TappedData {
  public:
-  void watch_reading(FromC<getter> stub) noexcept;
-  void watch_assigning(FromC<setter> stub) noexcept;
+  void tap_reading(FromC<getter> stub) noexcept;
+  void tap_assigning(FromC<setter> stub) noexcept;
   void stop() noexcept;
 
   PyObject* read(PyObject* self, void* closure) const { return getter_(self, closure); }
@@ -79,25 +79,25 @@ class WatchedData {
  private:
   getter getter_ = nullptr;
   setter setter_ = nullptr;
-  bool reading_is_watched_ = false;
-  bool assigning_is_watched_ = false;
+  bool reading_is_tapped_ = false;
+  bool assigning_is_tapped_ = false;
 };
 
 // A Python function, which keeps its identity. In CPython 3.11 most calls from Python code bypass the slot.
 // habana_mp/patches/tools/direct_calls.py sends these calls to it.
-class WatchedFunction {
+class TappedFunction {
  public:
   // True if the function has CPython's own slot. Sets no exception.
   static bool check(PyObject* function);
   // True if its slot holds another function than CPython's.
-  static bool is_watched_by_anybody(PyObject* function) noexcept;
+  static bool is_tapped_by_anybody(PyObject* function) noexcept;
 
   // `answering` runs each call: the function itself, or another one with the code that the function had.
-  void watch(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept;
+  void tap(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept;
   void exchange_stub(FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
 
-  [[nodiscard]] bool is_watched() const { return static_cast<bool>(*function_); }
+  [[nodiscard]] bool is_tapped() const { return static_cast<bool>(*function_); }
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
     return original_(answering_->get(), values, flagged_count, keywords);
   }

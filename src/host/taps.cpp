@@ -1,4 +1,4 @@
-#include "host/watching.hpp"
+#include "host/taps.hpp"
 
 #include <utility>
 
@@ -57,20 +57,20 @@ void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
 
 }  // namespace
 
-bool WatchedBuiltin::check(PyObject* object) {
+bool TappedBuiltin::check(PyObject* object) {
   return PyCFunction_CheckExact(object) || refuse(object, "it is not a builtin function");
 }
 
-void WatchedBuiltin::prepare(PyObject* builtin) {
-  if (is_watched_) return;
+void TappedBuiltin::prepare(PyObject* builtin) {
+  if (is_tapped_) return;
   const bool is_inlined = reinterpret_cast<PyCFunctionObject*>(builtin)->vectorcall != nullptr;
   text_ = is_inlined ? text_with_signature(builtin) : std::string();
 }
 
-void WatchedBuiltin::watch(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept {
+void TappedBuiltin::tap(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept {
   auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
   *object_ = Owned::borrowed(builtin);
-  is_watched_ = true;
+  is_tapped_ = true;
   original_slot_ = function->vectorcall;
   original_definition_ = function->m_ml;
   if (original_slot_ != nullptr) {
@@ -82,75 +82,75 @@ void WatchedBuiltin::watch(PyObject* builtin, FromC<vectorcallfunc> stub) noexce
   store(&function->vectorcall, stub.pointer());
 }
 
-void WatchedBuiltin::stop() noexcept {
-  if (!std::exchange(is_watched_, false)) return;
+void TappedBuiltin::stop() noexcept {
+  if (!std::exchange(is_tapped_, false)) return;
   auto* function = reinterpret_cast<PyCFunctionObject*>(object());
   store(&function->vectorcall, original_slot_);
   store(&function->m_ml, original_definition_);
 }
 
-void WatchedBuiltin::forget() noexcept {
+void TappedBuiltin::forget() noexcept {
   stop();
   object_->reset();
 }
 
-PyObject* WatchedBuiltin::call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
+PyObject* TappedBuiltin::call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
   if (original_slot_ != nullptr) return original_slot_(object(), values, flagged_count, keywords);
   return call_with_tuple(original_definition_->ml_meth, PyCFunction_GET_SELF(object()),
                          {values, PyVectorcall_NARGS(flagged_count), keywords});
 }
 
-bool WatchedMethod::check(PyObject* method, int flags) {
+bool TappedMethod::check(PyObject* method, int flags) {
   const auto fits = [&] {
     return method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type &&
            reinterpret_cast<PyMethodDescrObject*>(method)->d_method->ml_flags == flags;
   };
   if (definitions.holds_by(fits)) return true;
-  PyErr_Format(PyExc_RuntimeError, "habana_mp cannot watch %R: its calling convention is not known", method);
+  PyErr_Format(PyExc_RuntimeError, "habana_mp cannot tap %R: its calling convention is not known", method);
   return false;
 }
 
-void WatchedMethod::watch(PyObject* method, MethodStub stub) noexcept {
+void TappedMethod::tap(PyObject* method, MethodStub stub) noexcept {
   if (definition_ != nullptr) return;
   definition_ = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;
   original_ = definition_->ml_meth;
   store(&definition_->ml_meth, stub.pointer());
 }
 
-void WatchedMethod::stop() noexcept {
+void TappedMethod::stop() noexcept {
   if (definition_ == nullptr) return;
   store(&definition_->ml_meth, original_);
   definition_ = nullptr;
 }
 
-void WatchedData::watch_reading(FromC<getter> stub) noexcept {
-  if (std::exchange(reading_is_watched_, true)) return;
+void TappedData::tap_reading(FromC<getter> stub) noexcept {
+  if (std::exchange(reading_is_tapped_, true)) return;
   getter_ = api.data->get;
   store(&api.data->get, stub.pointer());
 }
 
-void WatchedData::watch_assigning(FromC<setter> stub) noexcept {
-  if (std::exchange(assigning_is_watched_, true)) return;
+void TappedData::tap_assigning(FromC<setter> stub) noexcept {
+  if (std::exchange(assigning_is_tapped_, true)) return;
   setter_ = api.data->set;
   store(&api.data->set, stub.pointer());
 }
 
-void WatchedData::stop() noexcept {
-  if (std::exchange(reading_is_watched_, false)) store(&api.data->get, getter_);
-  if (std::exchange(assigning_is_watched_, false)) store(&api.data->set, setter_);
+void TappedData::stop() noexcept {
+  if (std::exchange(reading_is_tapped_, false)) store(&api.data->get, getter_);
+  if (std::exchange(assigning_is_tapped_, false)) store(&api.data->set, setter_);
 }
 
-bool WatchedFunction::check(PyObject* function) {
+bool TappedFunction::check(PyObject* function) {
   const vectorcallfunc expected = slot_of_functions();
   return PyFunction_Check(function) && expected != nullptr &&
          reinterpret_cast<PyFunctionObject*>(function)->vectorcall == expected;
 }
 
-bool WatchedFunction::is_watched_by_anybody(PyObject* function) noexcept {
+bool TappedFunction::is_tapped_by_anybody(PyObject* function) noexcept {
   return PyFunction_Check(function) && reinterpret_cast<PyFunctionObject*>(function)->vectorcall != slot_of_functions();
 }
 
-void WatchedFunction::watch(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept {
+void TappedFunction::tap(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept {
   *function_ = Owned::borrowed(function);
   *answering_ = Owned::borrowed(answering);
   auto* const as_function_object = reinterpret_cast<PyFunctionObject*>(function);
@@ -158,12 +158,12 @@ void WatchedFunction::watch(PyObject* function, PyObject* answering, FromC<vecto
   set_slot(as_function_object, stub.pointer());
 }
 
-void WatchedFunction::exchange_stub(FromC<vectorcallfunc> stub) noexcept {
-  if (is_watched()) set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), stub.pointer());
+void TappedFunction::exchange_stub(FromC<vectorcallfunc> stub) noexcept {
+  if (is_tapped()) set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), stub.pointer());
 }
 
-void WatchedFunction::stop() noexcept {
-  if (!is_watched()) return;
+void TappedFunction::stop() noexcept {
+  if (!is_tapped()) return;
   set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), original_);
   function_->reset();
 }

@@ -206,14 +206,14 @@ def test_the_address_of_a_weight_is_a_pointer() -> None:
 
 @pytest.fixture
 def library() -> Iterator[torch.library.Library]:
-    with torch.library._scoped_library("hmp_watched", "FRAGMENT") as made:
+    with torch.library._scoped_library("hmp_tapped", "FRAGMENT") as made:
         yield made
 
 
 def define(library: torch.library.Library) -> Any:
     library.define("put(Tensor(a!) w) -> ()")
     library.impl("put", put, "CPU")
-    return torch.ops.hmp_watched.put
+    return torch.ops.hmp_tapped.put
 
 
 @pytest.mark.parametrize("overload", ["put", "put.default"])
@@ -227,11 +227,11 @@ def test_a_write_of_a_librarys_operator_is_seen(library: torch.library.Library, 
 
 
 def test_a_write_of_an_operator_that_a_list_names_is_seen(library: torch.library.Library, converted: Converter) -> None:
-    """The operator is watched, covered by a list, and watched again."""
+    """The operator is tapped, covered by a list, and tapped again."""
     library.define("add_and_put(Tensor x, Tensor(a!) w) -> Tensor")
     library.impl("add_and_put", lambda x, w: (put(w), x + 1)[1], "CPU")
-    operator = torch.ops.hmp_watched.add_and_put
-    for lists in ([], ["hmp_watched::add_and_put"], [], ["hmp_watched::add_and_put"]):
+    operator = torch.ops.hmp_tapped.add_and_put
+    for lists in ([], ["hmp_tapped::add_and_put"], [], ["hmp_tapped::add_and_put"]):
         converted(bf16=["linear", *lists])
         with torch.no_grad():
             assert operator(torch.ones(2), torch.rand(SIZE, SIZE)).dtype is (torch.bfloat16 if lists else torch.float32)
@@ -240,7 +240,7 @@ def test_a_write_of_an_operator_that_a_list_names_is_seen(library: torch.library
 
 
 @pytest.mark.parametrize("name", ["aten::kron", "rrelu_with_noise"])
-def test_what_is_watched_may_stand_in_a_list(converted: Converter, name: str) -> None:
+def test_what_is_tapped_may_stand_in_a_list(converted: Converter, name: str) -> None:
     for lists in ([], [name], []):
         converted(bf16=["linear", *lists])
         with torch.no_grad():
@@ -251,7 +251,7 @@ def test_what_is_watched_may_stand_in_a_list(converted: Converter, name: str) ->
 def test_a_weight_that_is_used_while_an_operator_writes_is_cast_again_afterwards() -> None:
     """By another thread. The operator has counted before it writes."""
 
-    @torch.library.custom_op("hmp_watched::in_two_steps", mutates_args=("w",), schema="(Tensor(a!) w) -> ()")
+    @torch.library.custom_op("hmp_tapped::in_two_steps", mutates_args=("w",), schema="(Tensor(a!) w) -> ()")
     def in_two_steps(w: torch.Tensor) -> None:
         other = threading.Thread(target=F.linear, args=(X, used[0]))
         other.start()
@@ -264,7 +264,7 @@ def test_a_weight_that_is_used_while_an_operator_writes_is_cast_again_afterwards
         assert_seen(in_two_steps, used[0])
 
 
-def test_an_operator_of_torch_that_gets_another_overload_stays_watched() -> None:
+def test_an_operator_of_torch_that_gets_another_overload_stays_tapped() -> None:
     operator = ATEN._fused_sgd_
     hmp.convert()
     hmp.restore()

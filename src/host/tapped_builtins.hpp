@@ -1,9 +1,9 @@
-// The builtins of torch whose calls are watched while a policy is installed.
+// The builtins of torch whose calls are tapped while a policy is installed.
 #pragma once
 
-// Each builtin is one row: its name here, its path in torch._C, and true if some releases lack it. engine/watched.cpp
+// Each builtin is one row: its name here, its path in torch._C, and true if some releases lack it. engine/taps.cpp
 // has a stub for each, `NAME_stub`.
-#define HABANA_MP_WATCHED_BUILTINS(BUILTIN)                                                    \
+#define HABANA_MP_TAPPED_BUILTINS(BUILTIN)                                                     \
   BUILTIN(autocast_set_enabled, "set_autocast_enabled", false)                                 \
   BUILTIN(autocast_set_dtype, "set_autocast_dtype", false)                                     \
   BUILTIN(autocast_increment, "autocast_increment_nesting", false)                             \

@@ -1,4 +1,4 @@
-#include "engine/watched.hpp"
+#include "engine/taps.hpp"
 
 #include <algorithm>
 #include <array>
@@ -15,24 +15,24 @@
 #include "errors.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
+#include "host/tapped_builtins.hpp"
+#include "host/taps.hpp"
 #include "host/tensors.hpp"
-#include "host/watched_builtins.hpp"
-#include "host/watching.hpp"
 #include "listeners.hpp"
 #include "watch/noticed.hpp"
 #include "weights/escapes.hpp"
 
 namespace habana_mp::engine {
 
-using host::WatchedBuiltin;
+using host::TappedBuiltin;
 
 namespace {
 
-#define HABANA_MP_MEMBER(name, ...) WatchedBuiltin name;
-HABANA_MP_WATCHED_BUILTINS(HABANA_MP_MEMBER)
+#define HABANA_MP_MEMBER(name, ...) TappedBuiltin name;
+HABANA_MP_TAPPED_BUILTINS(HABANA_MP_MEMBER)
 #undef HABANA_MP_MEMBER
 
-using Writers = std::unordered_map<PyObject*, std::unique_ptr<WatchedBuiltin>>;
+using Writers = std::unordered_map<PyObject*, std::unique_ptr<TappedBuiltin>>;
 Writers writers;
 
 // The keywords of these torch functions.
@@ -186,7 +186,7 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
 // ---- weights' memory that other code gets --------------------------------------------------------------------------
 
 // A DLPack capsule.
-template <const WatchedBuiltin& exporter>
+template <const TappedBuiltin& exporter>
 PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
   for (Py_ssize_t i = 0; i < count; ++i) weights::tensor_is_lent(values[i]);
@@ -196,7 +196,7 @@ constexpr auto to_dlpack_stub = exporting_stub<to_dlpack>;
 constexpr auto to_dlpack_versioned_stub = exporting_stub<to_dlpack_versioned>;
 
 // A pointer, or a version counter that is set back and so hides a write.
-template <const WatchedBuiltin& builtin>
+template <const TappedBuiltin& builtin>
 PyObject* escaping_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   weights::arguments_escape(values, Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count());
   return builtin.call(values, flagged_count, keywords);
@@ -217,23 +217,23 @@ PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t f
   return nullptr;
 }
 
-// Watches these builtins, except those that are already watched. False with an exception set on failure; then nothing
+// Taps these builtins, except those that are already tapped. False with an exception set on failure; then nothing
 // has changed.
 bool add_writers(const std::vector<PyObject*>& builtins) {
   for (PyObject* builtin : builtins) {
-    if (!WatchedBuiltin::check(builtin)) return false;
+    if (!TappedBuiltin::check(builtin)) return false;
   }
   for (PyObject* builtin : builtins) {
     if (writers.contains(builtin)) continue;
-    auto made = std::make_unique<WatchedBuiltin>();
+    auto made = std::make_unique<TappedBuiltin>();
     made->prepare(builtin);
     writers.try_emplace(builtin, std::move(made));
   }
   // From here on nothing can fail.
   for (PyObject* builtin : builtins) {
-    WatchedBuiltin& writer = *writers.find(builtin)->second;
-    if (writer.is_watched()) continue;
-    writer.watch(builtin, from_c<writer_stub>);
+    TappedBuiltin& writer = *writers.find(builtin)->second;
+    if (writer.is_tapped()) continue;
+    writer.tap(builtin, from_c<writer_stub>);
     Target* target = find_target(builtin);
     if (target != nullptr && target->installed) {
       writer.stop();
@@ -244,8 +244,8 @@ bool add_writers(const std::vector<PyObject*>& builtins) {
 }
 
 // torch.ops looks up an operator at its first use. A Python function then returns those of its builtins that are to be
-// watched.
-template <const WatchedBuiltin& lookup>
+// tapped.
+template <const TappedBuiltin& lookup>
 PyObject* lookup_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   Owned result(lookup.call(values, flagged_count, keywords));
   if (!result || result.get() == Py_None || !recognised().operator_found) return result.release();
@@ -262,7 +262,7 @@ constexpr auto find_overload_stub = lookup_stub<find_overload>;
 
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
 
-host::WatchedData data;
+host::TappedData data;
 
 // A float32 weight that gets lowered data this way would lose its precision although the user wrote no cast.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
@@ -278,19 +278,19 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
 
 // ---- conversions, and attributes of modules -------------------------------------------------------------------------
 
-host::WatchedMethod to_dtype;
-host::WatchedMethod to_bfloat16;
-host::WatchedMethod to_half;
-host::WatchedMethod to_type;
+host::TappedMethod to_dtype;
+host::TappedMethod to_bfloat16;
+host::TappedMethod to_half;
+host::TappedMethod to_type;
 
-template <const host::WatchedMethod& method>
+template <const host::TappedMethod& method>
 PyObject* converting_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   Owned result(method.call(self, arguments, keywords));
   return result && remember_converted(self, result.get()) ? result.release() : nullptr;
 }
 
 const struct {
-  host::WatchedMethod& method;
+  host::TappedMethod& method;
   const char* name;
   host::MethodStub stub;
 } conversions[] = {
@@ -301,7 +301,7 @@ const struct {
 };
 constexpr std::size_t conversion_count = std::size(conversions);
 
-host::WatchedFunction set_attribute;
+host::TappedFunction set_attribute;
 
 // The floating tensor that a module holds under a name, or null.
 struct Former {
@@ -356,11 +356,11 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
 const struct {
   const char* path;
   bool may_be_missing;
-  WatchedBuiltin& builtin;
+  TappedBuiltin& builtin;
   FromC<vectorcallfunc> stub;
 } builtins[] = {
 #define HABANA_MP_ROW(name, path, may_be_missing) {path, may_be_missing, name, from_c<name##_stub>},
-    HABANA_MP_WATCHED_BUILTINS(HABANA_MP_ROW)
+    HABANA_MP_TAPPED_BUILTINS(HABANA_MP_ROW)
 #undef HABANA_MP_ROW
 };
 
@@ -376,9 +376,9 @@ std::vector<std::pair<const char*, bool>> paths_of_builtins() {
   return paths;
 }
 
-bool watch_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers) {
+bool tap_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers) {
   for (PyObject* object : objects) {
-    if (object != Py_None && !WatchedBuiltin::check(object)) return false;
+    if (object != Py_None && !TappedBuiltin::check(object)) return false;
   }
   if (!add_writers(added_writers)) return false;
   for (std::size_t i = 0; i < objects.size(); ++i) {
@@ -387,9 +387,9 @@ bool watch_builtins(const std::vector<PyObject*>& objects, const std::vector<PyO
   // From here on nothing can fail.
   for (std::size_t i = 0; i < objects.size(); ++i) {
     const auto& [path, may_be_missing, builtin, stub] = builtins[i];
-    if (objects[i] != Py_None && !builtin.is_watched()) builtin.watch(objects[i], stub);
+    if (objects[i] != Py_None && !builtin.is_tapped()) builtin.tap(objects[i], stub);
   }
-  data.watch_assigning(from_c<data_setter_stub>);
+  data.tap_assigning(from_c<data_setter_stub>);
   return true;
 }
 
@@ -400,28 +400,28 @@ using ConversionMethods = std::array<Owned, conversion_count>;
 bool find_state(PyObject* set_function, ConversionMethods& methods) {
   for (std::size_t i = 0; i < methods.size(); ++i) {
     methods[i] = host::attribute_of_tensor_base(conversions[i].name);
-    const bool is_watched = conversions[i].method.is_watched();
-    if (!methods[i] || (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS)))
+    const bool is_tapped = conversions[i].method.is_tapped();
+    if (!methods[i] || (!is_tapped && !host::TappedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS)))
       return false;
   }
-  if (set_attribute.is_watched() || host::WatchedFunction::check(set_function)) return true;
+  if (set_attribute.is_tapped() || host::TappedFunction::check(set_function)) return true;
   PyErr_SetString(PyExc_RuntimeError, "torch.nn.Module.__setattr__ is not called as other Python functions are");
   return false;
 }
 
 }  // namespace
 
-bool may_watch_state(PyObject* set_function) {
+bool may_tap_state(PyObject* set_function) {
   ConversionMethods methods;
   return find_state(set_function, methods);
 }
 
-bool watch_state(PyObject* set_function) {
+bool tap_state(PyObject* set_function) {
   ConversionMethods methods;
   if (!find_state(set_function, methods)) return false;
   // From here on nothing can fail.
-  for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.watch(methods[i].get(), conversions[i].stub);
-  if (!set_attribute.is_watched()) set_attribute.watch(set_function, set_function, from_c<set_attribute_stub>);
+  for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.tap(methods[i].get(), conversions[i].stub);
+  if (!set_attribute.is_tapped()) set_attribute.tap(set_function, set_function, from_c<set_attribute_stub>);
   return true;
 }
 
@@ -434,10 +434,10 @@ bool suspend_writer(PyObject* object) noexcept {
 
 void resume_writer(PyObject* object) noexcept {
   const auto found = writers.find(object);
-  if (found != writers.end() && !found->second->is_watched()) found->second->watch(object, from_c<writer_stub>);
+  if (found != writers.end() && !found->second->is_tapped()) found->second->tap(object, from_c<writer_stub>);
 }
 
-void stop_watching_builtins() noexcept {
+void untap_builtins() noexcept {
   for (const auto& one : builtins) one.builtin.stop();
   for (const auto& writer : writers) writer.second->forget();
   writers.clear();

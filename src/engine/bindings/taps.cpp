@@ -1,5 +1,5 @@
-// What is watched: builtins, modules, hooks.
-#include "host/watching.hpp"
+// What is tapped: builtins, modules, hooks.
+#include "host/taps.hpp"
 
 #include <optional>
 #include <stdexcept>
@@ -13,14 +13,14 @@
 #include "engine/modules.hpp"
 #include "engine/rule.hpp"
 #include "engine/state.hpp"
+#include "engine/taps.hpp"
 #include "engine/target.hpp"
-#include "engine/watched.hpp"
 
 namespace habana_mp {
 
 namespace {
 
-host::WatchedFunction counted;
+host::TappedFunction counted;
 std::size_t calls_of_counted = 0;
 
 PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -31,33 +31,33 @@ PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_
 // Returns the result of `during()`, and the number of calls of `function` that reached its slot meanwhile.
 std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::object& answering,
                                                const py::function& during) {
-  if (counted.is_watched() || !host::WatchedFunction::check(function.ptr())) {
+  if (counted.is_tapped() || !host::TappedFunction::check(function.ptr())) {
     throw std::runtime_error("the calls of this function cannot be counted");
   }
   calls_of_counted = 0;
-  counted.watch(function.ptr(), answering.ptr(), from_c<counting_stub>);
+  counted.tap(function.ptr(), answering.ptr(), from_c<counting_stub>);
   auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(during.ptr()));
   counted.stop();
   if (!result) throw py::error_already_set();
   return {std::move(result), calls_of_counted};
 }
 
-// The values are (function, the function to call if that one is not watched, arguments, keywords).
+// The values are (function, the function to call if that one is not tapped, arguments, keywords).
 py::object call_by_slot(Values values) {
   const auto arguments = argument<py::tuple>(values[2]);
   const auto keywords = argument<py::dict>(values[3]);
-  PyObject* const function = host::WatchedFunction::is_watched_by_anybody(values[0]) ? values[0] : values[1];
+  PyObject* const function = host::TappedFunction::is_tapped_by_anybody(values[0]) ? values[0] : values[1];
   return called(PyObject_Call(function, arguments.ptr(), keywords.ptr()));
 }
 
-void watch_modules(const py::object& call_impl, const py::object& answering,
-                   const std::optional<std::vector<py::object>>& modules) {
+void wait_for_modules(const py::object& call_impl, const py::object& answering,
+                      const std::optional<std::vector<py::object>>& modules) {
   std::optional<std::vector<PyObject*>> among;
   if (modules.has_value()) {
     among.emplace();
     for (const py::object& module : *modules) among->push_back(module.ptr());
   }
-  or_throw(engine::watch_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
+  or_throw(engine::wait_for_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
 }
 
 std::vector<PyObject*> items_of(const py::tuple& tuple) {
@@ -65,9 +65,9 @@ std::vector<PyObject*> items_of(const py::tuple& tuple) {
   return {items, items + tuple.size()};
 }
 
-void watch_builtins(const py::tuple& builtins, const py::tuple& writers) {
+void tap_builtins(const py::tuple& builtins, const py::tuple& writers) {
   if (builtins.size() != engine::paths_of_builtins().size()) throw py::value_error("one object for each path");
-  or_throw(engine::watch_builtins(items_of(builtins), items_of(writers)));
+  or_throw(engine::tap_builtins(items_of(builtins), items_of(writers)));
 }
 
 void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
@@ -82,9 +82,9 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
 
 }  // namespace
 
-void register_watching(py::module_& module) {
+void register_taps(py::module_& module) {
   module.attr("paths_of_builtins") = py::tuple(py::cast(engine::paths_of_builtins()));
-  module.def("watch_builtins", &watch_builtins);
+  module.def("tap_builtins", &tap_builtins);
   module.def("set_recognised", &set_recognised);
   module.def("set_devices_of_regions", [](const py::object& device_types) {
     if (!device_types.is_none() && !py::isinstance<py::tuple>(device_types)) throw py::type_error("expects a tuple");
@@ -98,15 +98,15 @@ void register_watching(py::module_& module) {
     return depth.cast<int>() - 1;
   });
   module.def("check_modules",
-             [](const py::object& call_impl) { or_throw(engine::may_watch_modules(call_impl.ptr())); });
-  module.def("watch_modules", &watch_modules);
+             [](const py::object& call_impl) { or_throw(engine::may_wait_for_modules(call_impl.ptr())); });
+  module.def("wait_for_modules", &wait_for_modules);
   engine::watch_calls(false);
   module.def("watch_calls", &engine::watch_calls);
   module.def("follow_modules", [](const py::object& call_impl, const py::object& answering) {
     or_throw(engine::follow_modules(call_impl.ptr(), answering.ptr()));
   });
   module.def("stop_following_modules", &engine::stop_following_modules);
-  module.def("stop_watching_modules", &engine::stop_watching_modules);
+  module.def("stop_waiting_for_modules", &engine::stop_waiting_for_modules);
   module.def("count_calls", &count_calls);
   define_c_function<&call_by_slot, 4>(module, "call_by_slot");
 }
