@@ -1,12 +1,11 @@
 """Compares casts into given memory with torch's `copy_`, `astype` of ml_dtypes and NumPy, and the memory's own speed.
 
-    python benchmarks/kernels.py [--quick] [--only one|many|strided|bypass] [--threads N]
+    python benchmarks/kernels.py [--quick] [--only one|strided] [--threads N]
 
 All contenders cast the same arrays in turn, round after round. A ratio is the time of the other contender divided by
 the time of the package in the same round, and the result is the median of all rounds. Above 1 the package is faster.
-The memory's own speed is the speed of a copy of as many bytes, plain and with stores that bypass the caches ("nt").
-Since writing and reading are not equally fast, there is also a loop that reads and writes as much as the cast does, and
-does nothing else ("shares"). These need a C compiler.
+The memory's own speed is the speed of a copy of as many bytes. Since writing and reading are not equally fast, there is
+also a loop that reads and writes as much as the cast does, and does nothing else ("shares"). These need a C compiler.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ import argparse
 import ctypes
 import subprocess
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import ml_dtypes
@@ -29,7 +24,7 @@ import numpy.typing as npt
 import torch
 from timing import Contender, run
 
-from habana_mp import _core, hmp, kernels
+from habana_mp import hmp, kernels
 
 Array = npt.NDArray[Any]
 
@@ -48,9 +43,6 @@ OURS: dict[str, Callable[..., object]] = {
     "float16": kernels.to_float16,
     "bfloat16": kernels.to_bfloat16,
 }
-#: The weights of a decoder of 110 M parameters: hidden 768, 12 layers, one embedding of 32,000 words.
-LAYER = [(768, 768)] * 4 + [(2048, 768)] * 2 + [(768, 2048)] + [(768,)] * 2
-WEIGHTS = [(32_000, 768), *LAYER * 12, (768,)]
 
 
 def random_array(shape: tuple[int, ...], dtype: str) -> Array:
@@ -85,29 +77,14 @@ class MemoryCopy:
         flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
         subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
         self._move = ctypes.CDLL(str(library)).move
-        self._move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 4]
+        self._move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3]
 
-    def contender(
-        self, name: str, totals: list[int], threads: int, *, bypass: bool, shares: tuple[int, int] = (1, 1)
-    ) -> Contender:
-        """Returns a contender that makes a copy for each of ``totals``. Several small copies are slower than one.
-
-        Args:
-            shares: The amounts that are read and written in each step. If they differ, the contender is not a copy.
-        """
-        steps = [total // 64 // sum(shares) for total in totals]
-        pairs = [tuple(aligned(step * share * 64) for share in shares) for step in steps]
-        calls = [
-            (a.ctypes.data, b.ctypes.data, step, *shares, threads, int(bypass))
-            for step, (a, b) in zip(steps, pairs, strict=True)
-        ]
+    def contender(self, name: str, total: int, threads: int, *, shares: tuple[int, int] = (1, 1)) -> Contender:
+        """Returns a contender that reads and writes ``total`` bytes in these shares. Equal shares are a copy."""
+        steps = total // 64 // sum(shares)
+        source, target = (aligned(steps * share * 64) for share in shares)
         move = self._move
-
-        def call(_keep: object = pairs) -> None:
-            for arguments in calls:
-                move(*arguments)
-
-        return Contender(name, call)
+        return Contender(name, lambda: move(source.ctypes.data, target.ctypes.data, steps, *shares, threads))
 
 
 def compare(ours: Contender, others: list[Contender], threads: int, rounds: int) -> list[str]:
@@ -133,7 +110,7 @@ def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) 
     for source, target in CASTS:
         shares = shares_of(source, target)
         numpy_name = "x ml_dtypes" if "bfloat16" in (source, target) else "x NumPy"
-        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x shares", "x nt copy", "x nt shares"])
+        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x shares"])
         for power in powers:
             array, out = random_array((2**power,), source), np.zeros(2**power, NUMPY[target])
             tensor, tensor_out = tensor_of(array, source), tensor_of(out, target)
@@ -144,30 +121,10 @@ def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) 
                 others = [
                     Contender("torch", lambda: tensor_out.copy_(tensor)),  # noqa: B023
                     Contender("NumPy", lambda: np.copyto(out, array, casting="unsafe")),  # noqa: B023
-                    copy.contender("copy", [total], threads, bypass=False),
-                    copy.contender("shares", [total], threads, bypass=False, shares=shares),
-                    copy.contender("nt copy", [total], threads, bypass=True),
-                    copy.contender("nt shares", [total], threads, bypass=True, shares=shares),
+                    copy.contender("copy", total, threads),
+                    copy.contender("shares", total, threads, shares=shares),
                 ]
                 row(f"2^{power} elements", threads, ours, total, compare(ours, others, threads, rounds))
-
-
-def many_arrays(copy: MemoryCopy, numbers: list[int], rounds: int) -> None:
-    heading("110 M parameters, many at once", ["x foreach", "x nt copy", "x nt shares"])
-    for source, target in CASTS[:4]:
-        arrays = [random_array(shape, source) for shape in WEIGHTS]
-        outs = [np.zeros(shape, NUMPY[target]) for shape in WEIGHTS]
-        tensors = [tensor_of(array, source) for array in arrays]
-        tensors_out = [tensor_of(out, target) for out in outs]
-        totals = [array.nbytes + out.nbytes for array, out in zip(arrays, outs, strict=True)]
-        for threads in numbers:
-            ours = Contender("ours", lambda: kernels.cast_many(arrays, outs, threads))  # noqa: B023
-            others = [
-                Contender("torch", lambda: torch._foreach_copy_(tensors_out, tensors)),  # noqa: B023
-                copy.contender("nt copy", totals, threads, bypass=True),
-                copy.contender("nt shares", totals, threads, bypass=True, shares=shares_of(source, target)),
-            ]
-            row(f"{source} to {target}", threads, ours, sum(totals), compare(ours, others, threads, rounds))
 
 
 def strided_arrays(numbers: list[int], rounds: int) -> None:
@@ -204,50 +161,12 @@ def strided_arrays(numbers: list[int], rounds: int) -> None:
                 row(name, threads, ours, total, compare(ours, others, threads, rounds))
 
 
-def past_the_caches(numbers: list[int], rounds: int) -> None:
-    """Shows whether stores should bypass the caches: casts, warm and cold, and reads of the target afterwards."""
-    evicting = np.ones(2**26, np.uint8)
-    dtype = NUMPY["bfloat16"]
-    print(
-        f"\n{'float32 to bfloat16, us':<34} {'threads':>7} {'bypassing':>10} {'warm':>8} {'cold':>8} {'then read':>10}"
-    )
-    for power in (21, 22, 23):
-        array, out = random_array((2**power,), "float32"), np.zeros(2**power, dtype)
-        target = tensor_of(out, "bfloat16").view(torch.int16)
-        for threads in numbers:
-            torch.set_num_threads(threads)
-            times: dict[tuple[bool, str], list[float]] = defaultdict(list)
-            for _ in range(rounds):
-                for stream in (False, True):
-                    cast = partial(_core.kernels_cast_with, array, dtype, out, threads, kernels.path(), stream)
-                    for _ in range(4):
-                        warm = seconds(cast)
-                    times[stream, "warm"].append(warm)
-                    evicting += 1
-                    evicting += 1
-                    times[stream, "cold"].append(seconds(cast))
-                    times[stream, "read"].append(seconds(target.max))
-            for stream in (False, True):
-                warm, cold, read = (1e6 * median(times[stream, what]) for what in ("warm", "cold", "read"))
-                name = "yes" if stream else "no"
-                print(
-                    f"2^{power} elements{'':<21} {threads:>7} {name:>10} {warm:>8.0f} {cold:>8.0f} {read:>10.0f}",
-                    flush=True,
-                )
-
-
-def seconds(call: Callable[[], object]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--rounds", type=int, help="rounds for each figure (default 31, quick 11)")
     parser.add_argument("--threads", type=int, help="one number of threads alone (default 1 and 2)")
-    parser.add_argument("--only", choices=["one", "many", "strided", "bypass"], help="one part alone")
+    parser.add_argument("--only", choices=["one", "strided"], help="one part alone")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (11 if arguments.quick else 31)
     numbers = [arguments.threads] if arguments.threads else [1, 2]
@@ -260,12 +179,8 @@ def main() -> None:
         copy = MemoryCopy(folder)
         if arguments.only in (None, "one"):
             one_array(copy, powers, numbers, rounds)
-        if arguments.only in (None, "many"):
-            many_arrays(copy, numbers, rounds)
         if arguments.only in (None, "strided"):
             strided_arrays(numbers, rounds)
-        if arguments.only in (None, "bypass"):
-            past_the_caches(numbers, rounds)
 
 
 if __name__ == "__main__":

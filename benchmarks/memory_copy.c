@@ -1,4 +1,4 @@
-// The memory's own speed: plain copies, and loops whose stores go through the caches or bypass them.
+// The memory's own speed: copies, and loops that read and write in other shares.
 #include <stddef.h>
 #include <string.h>
 #ifdef __AVX__
@@ -7,8 +7,8 @@
 
 enum { line = 64 };
 
-// Reads `read` lines and writes `written` lines with some of their bits, `steps` times. One line each is a copy.
-static inline void pass(const char* source, char* target, size_t steps, int read, int written, int bypass) {
+// Reads `read` lines and writes `written` lines with some of their bits, `steps` times.
+static inline void pass(const char* source, char* target, size_t steps, int read, int written) {
 #ifdef __AVX__
   for (size_t step = 0; step < steps; ++step) {
     __m256d low = _mm256_load_pd((const double*)source);
@@ -19,18 +19,12 @@ static inline void pass(const char* source, char* target, size_t steps, int read
     }
     for (int i = 0; i < written; ++i) {
       double* to = (double*)(target + i * line);
-      if (bypass) {
-        _mm256_stream_pd(to, low);
-        _mm256_stream_pd(to + 4, high);
-      } else {
-        _mm256_store_pd(to, low);
-        _mm256_store_pd(to + 4, high);
-      }
+      _mm256_store_pd(to, low);
+      _mm256_store_pd(to + 4, high);
     }
     source += read * line;
     target += written * line;
   }
-  _mm_sfence();
 #else
   for (size_t step = 0; step < steps; ++step) {
     for (int i = 0; i < written; ++i) memcpy(target + (step * written + i) * line, source + step * read * line, line);
@@ -38,28 +32,26 @@ static inline void pass(const char* source, char* target, size_t steps, int read
 #endif
 }
 
-static void run(const char* source, char* target, size_t steps, int read, int written, int bypass) {
-  if (read == written && !bypass) {
+static void run(const char* source, char* target, size_t steps, int read, int written) {
+  if (read == written) {
     memcpy(target, source, steps * line);
-  } else if (read == written) {  // constant numbers, so that the compiler unrolls the loops
-    pass(source, target, steps, 1, 1, 1);
-  } else if (read < written) {
-    bypass ? pass(source, target, steps, 1, 2, 1) : pass(source, target, steps, 1, 2, 0);
+  } else if (read < written) {  // constant numbers, so that the compiler unrolls the loops
+    pass(source, target, steps, 1, 2);
   } else {
-    bypass ? pass(source, target, steps, 2, 1, 1) : pass(source, target, steps, 2, 1, 0);
+    pass(source, target, steps, 2, 1);
   }
 }
 
 // Takes one line of each, or two of one and one of the other. All addresses are multiples of 64.
-void move(const char* source, char* target, size_t steps, int read, int written, int threads, int bypass) {
+void move(const char* source, char* target, size_t steps, int read, int written, int threads) {
   if (threads == 1) {
-    run(source, target, steps, read, written, bypass);
+    run(source, target, steps, read, written);
     return;
   }
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int i = 0; i < threads; ++i) {
     const size_t begin = steps * i / threads;
     const size_t end = steps * (i + 1) / threads;
-    run(source + begin * read * line, target + begin * written * line, end - begin, read, written, bypass);
+    run(source + begin * read * line, target + begin * written * line, end - begin, read, written);
   }
 }

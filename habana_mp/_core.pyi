@@ -13,22 +13,9 @@ def kernels_cast(
     array: NDArray[Any], dtype: np.dtype[Any], out: NDArray[Any] | None = None, threads: int | None = None
 ) -> NDArray[Any]: ...
 def kernels_cast_with(
-    array: NDArray[Any],
-    dtype: np.dtype[Any],
-    out: NDArray[Any] | None,
-    threads: int | None,
-    path: str,
-    stream: bool,
+    array: NDArray[Any], dtype: np.dtype[Any], out: NDArray[Any] | None, threads: int | None, path: str
 ) -> NDArray[Any]:
-    """For tests: obeys path, threads and stream literally."""
-
-def kernels_cast_many(
-    sources: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]], threads: int | None = None
-) -> None: ...
-def kernels_cast_many_with(
-    sources: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]], threads: int | None, path: str, stream: bool
-) -> None:
-    """For tests: obeys path, threads and stream literally."""
+    """For tests: obeys path and threads literally."""
 
 def kernels_can_multiply() -> bool:
     """True if there are kernels for products with weights here."""

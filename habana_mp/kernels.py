@@ -1,4 +1,4 @@
-"""Casts between float32, float16 and bfloat16 NumPy arrays, with vector instructions and on several threads.
+"""Casts between float32, float16 and bfloat16 NumPy arrays, with vector instructions and on torch's threads.
 
 Rounding is to nearest, ties to even, as in torch. Denormals are preserved, even if `torch.set_flush_denormal` makes
 other code flush them. bfloat16 arrays are `ml_dtypes.bfloat16` if ml_dtypes is installed. A uint16 array is read as the
@@ -7,7 +7,6 @@ bits of a bfloat16 array; `to_bfloat16` returns such an array if ml_dtypes is no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +21,7 @@ except ImportError:
 else:
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-__all__ = ["cast_many", "path", "to_bfloat16", "to_float16", "to_float32"]
+__all__ = ["path", "to_bfloat16", "to_float16", "to_float32"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -41,7 +40,7 @@ def to_float32(array: Array, out: Array | None = None, threads: int | None = Non
     Returns:
         `out`, or a new C-contiguous array.
     """
-    return _core.kernels_cast(array, _FLOAT32, out, threads)
+    return _cast(array, _FLOAT32, out, threads)
 
 
 def to_float16(array: Array, out: Array | None = None, threads: int | None = None) -> npt.NDArray[np.float16]:
@@ -55,7 +54,7 @@ def to_float16(array: Array, out: Array | None = None, threads: int | None = Non
     Returns:
         `out`, or a new C-contiguous array.
     """
-    return _core.kernels_cast(array, _FLOAT16, out, threads)
+    return _cast(array, _FLOAT16, out, threads)
 
 
 def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = None) -> Array:
@@ -70,21 +69,12 @@ def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = No
     Returns:
         `out`, or a new C-contiguous array.
     """
-    return _core.kernels_cast(array, _BFLOAT16, out, threads)
+    return _cast(array, _BFLOAT16, out, threads)
 
 
-def cast_many(sources: Sequence[Array], outs: Sequence[Array], threads: int | None = None) -> None:
-    """Casts each array of `sources` into the array at the same position in `outs`, to that array's dtype.
-
-    This is one call for many arrays, such as all weights of a model: the threads share the bytes of all of them.
-
-    Args:
-        sources: A list or tuple of arrays of float32, float16 or bfloat16 (or its bits as uint16), each of any shape
-            and strides.
-        outs: As many arrays of the same shapes. None may overlap another one or one of `sources`.
-        threads: The most threads to use; by default all of the machine's. Few bytes need only one.
-    """
-    _core.kernels_cast_many(sources, outs, threads)
+def _cast(array: Array, dtype: np.dtype[Any], out: Array | None, threads: int | None) -> Array:
+    _core.bind_torch()  # whose threads run the kernels
+    return _core.kernels_cast(array, dtype, out, threads)
 
 
 def path() -> str:

@@ -1,47 +1,11 @@
-"""Errors that explain the right use of a function after a wrong one, such as ``with hmp.autocast:``."""
+"""Errors that explain the right use of a function after a wrong one, such as ``with hmp.convert():``."""
 
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def called_first(example: str) -> Callable[[_F], _F]:
-    """Decorates a function that returns a context manager. In a ``with`` statement, the function itself raises an error
-    with this example."""
-
-    def decorate(function: _F) -> _F:
-        return _CalledFirst(function, example)  # type: ignore[return-value]  # it is called like the function
-
-    return decorate
-
-
-class _CalledFirst:
-    def __init__(self, function: Callable[..., Any], example: str) -> None:
-        functools.update_wrapper(self, function)
-        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
-        self._function = function
-        self._example = example
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError(f"`hmp.{self.__name__}` must be called: write `with hmp.{self._example}:`")
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def __reduce__(self) -> str:
-        return self.__qualname__
-
-    def __repr__(self) -> str:
-        return repr(self._function)
+from typing import Any, NoReturn
 
 
 class _NotABlock:

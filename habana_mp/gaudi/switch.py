@@ -21,7 +21,6 @@ from habana_mp.gaudi.patches.labels import HpuLabels
 from habana_mp.gaudi.patches.lightning import TRAINERS, HpuRelease, HpuTrainer
 from habana_mp.gaudi.patches.optimum import OptimumRelease
 from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
-from habana_mp.gaudi.patches.synchronised_norms import HpuSyncBatchNorm
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.spawned_processes import send_to_children, stop_sending_to_children
@@ -97,7 +96,6 @@ def switch_on(device: str | None = None) -> None:
             HpuDataParallel(devices),
             HpuBackends(devices),
             HpuLabels(),
-            HpuSyncBatchNorm(devices),
             *(HpuTrainer(name, devices) for name in TRAINERS),
             HpuRelease(),
             OptimumRelease(),

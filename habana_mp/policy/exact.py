@@ -127,10 +127,7 @@ def _why_not_found(name: str) -> str:
             f"there is no module {name!r}. There is {owner!r}: if `{last}` is a function or class in it, give the "
             f"object itself, as exact=[{name}]"
         )
-    while owner and find_spec(owner) is None:
-        owner = owner.rpartition(".")[0]
-    found = f"; there is {owner!r}" if owner else "; a name is that by which `import` finds it"
-    return f"there is no package or module {name!r}{found}"
+    return f"there is no package or module {name!r}; a name is that by which `import` finds it"
 
 
 def _not_in_python(what: str) -> str:

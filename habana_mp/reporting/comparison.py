@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -59,10 +58,6 @@ class Pair:
     def to_dict(self) -> dict[str, Any]:
         return {"a": self.a, "b": self.b, "occurrence": self.occurrence, "change": self.change, "speed": self.speed}
 
-    def mirrored(self) -> Pair:
-        speed = {"slower": "faster", "faster": "slower", None: None}[self.speed]
-        return Pair(self.b, self.a, self.occurrence, speed)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -107,10 +102,6 @@ class Comparison:
             "new": list(self.new),
         }
 
-    def mirrored(self) -> Comparison:
-        """Returns the comparison of b with a."""
-        return Comparison(tuple(pair.mirrored() for pair in self.pairs), self.new, self.gone)
-
     def __str__(self) -> str:
         lines = [self._counts()]
         of_a, of_b = self.calls()
@@ -151,9 +142,7 @@ def compare(a: Given, b: Given) -> Comparison:
 
 def of_data(a: Data, b: Data) -> Comparison:
     """Compares two reports, given as data."""
-    # The first of several equally good alignments is taken. The order of the arguments must not change which one it is.
-    is_turned = _text(b["rows"]) < _text(a["rows"])
-    found = _found(b, a).mirrored() if is_turned else _found(a, b)
+    found = _found(a, b)
     order = {id(row): i for rows in (a["rows"], b["rows"]) for i, row in enumerate(_in_time(rows))}
     return Comparison(
         tuple(sorted(found.pairs, key=lambda pair: order[id(pair.b)])),
@@ -193,10 +182,6 @@ def _data(given: Given, name: str) -> Data:
         return Report.from_json(given).to_dict()
     what = "a report, its `to_dict()`, or the path of its JSON file"
     raise TypeError(f"`{name}` must be {what}; got {type(given).__name__}: {given!r}")
-
-
-def _text(rows: Sequence[_Row]) -> str:
-    return json.dumps(rows, sort_keys=True, default=str)
 
 
 def _key(row: _Row, names: Iterable[str]) -> tuple[Any, ...]:

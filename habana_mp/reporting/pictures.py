@@ -106,26 +106,6 @@ def html(report: Records, words: tuple[str, ...]) -> str:
     return "".join(lines)
 
 
-def rich_table(report: Records, words: tuple[str, ...]) -> Any:
-    """Returns the same for the library rich."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    columns, word_columns = _columns(report)
-    rows, left_out = _shown(report)
-    made = Table(box=None, header_style="bold")
-    for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < word_columns else "right", no_wrap=column == "operation")
-    styles = {"bf16": "cyan", "fp16": "green", "fp32": "yellow", "unchanged": "dim"}
-    for row in rows:
-        made.add_row(*map(Text, _cells(row, columns)), style=styles.get(row.precision))
-    made.add_section()
-    made.add_row(*_total(report, columns), style="bold")
-    more = [Text(f"... and {left_out} more rows: to_html() and to_json() have all")] if left_out else []
-    return Group(*map(Text, words), Text(""), made, *more)
-
-
 # ---- graph ----------------------------------------------------------------------------------------------------------
 
 

@@ -209,10 +209,6 @@ class Report(Records):
         # Otherwise a cell whose last line is the report would show it a second time.
         vars(self)["_was_shown"] = True
 
-    def __rich__(self) -> Any:
-        """Returns what `rich.print` shows."""
-        return pictures.rich_table(self, self.words)
-
 
 def _is_notebook() -> bool:
     """True in a notebook, and in other front ends of Jupyter that show HTML."""

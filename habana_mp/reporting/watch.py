@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from habana_mp.common import locks
-from habana_mp.common.misuse import called_first
 from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import watched_calls
 from habana_mp.policy.options import DETAILS, Detail, checked_detail
@@ -52,7 +51,6 @@ class _Watching:
 watching = _Watching()
 
 
-@called_first('watch("lines")')
 @contextmanager
 def watch(detail: Detail = "lines") -> Iterator[None]:
     """Records calls with their module, or also with their line, while the block runs, in all threads.

@@ -13,7 +13,6 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.errors import ListError, warn
-from habana_mp.common.misuse import called_first
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.pytree import tree_leaves
@@ -86,7 +85,6 @@ class _Request:
 _requests: dict[int, _Request] = {}
 
 
-@called_first('autocast("cpu")')
 def autocast(
     device_type: str,
     dtype: torch.dtype | str | None = None,

@@ -3,63 +3,10 @@
 #include <string_view>
 
 #include "errors.hpp"
-#include "host/finding.hpp"
-#include "host/ledger.hpp"
 
 namespace habana_mp::host {
 
 namespace {
-
-Assumption raise_instruction{
-    "cpython.raise-instruction",
-    "the instruction at which a traceback ends tells whether Python code raised by `raise`, or something that it "
-    "called",
-    "two samples: a `raise`, and a call of C that raises",
-    "an error that reaches torch's call through any Python code of others is passed on: the call is not made again in "
-    "float32"};
-
-// Returns the number of an instruction in the module `opcode`; -1 if there is no such instruction.
-long number_of_opcode(const char* name) {
-  const Owned opcodes(PyImport_ImportModule("opcode"));
-  const Owned map(opcodes ? PyObject_GetAttrString(opcodes.get(), "opmap") : nullptr);
-  const Owned number(map ? PyMapping_GetItemString(map.get(), name) : nullptr);
-  const long found = number ? PyLong_AsLong(number.get()) : -1;
-  clear_error();
-  return found;
-}
-
-PyTracebackObject* innermost_of(PyObject* traceback) {
-  auto* entry = reinterpret_cast<PyTracebackObject*>(traceback);
-  while (entry != nullptr && entry->tb_next != nullptr) entry = entry->tb_next;
-  return entry;
-}
-
-bool ends_in_raise(const PyTracebackObject* entry) {
-  static const long raise = number_of_opcode("RAISE_VARARGS");
-  const FrameWalk frame(entry->tb_frame);
-  const Owned bytes(checked(PyObject_GetAttrString(frame.code(), "co_code")));
-  return entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
-         static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
-}
-
-bool raise_is_detectable() {
-  const Owned list = made_by(
-      "def by_raise():\n"
-      "    raise ValueError\n"
-      "def by_call():\n"
-      "    int('x')\n"
-      "def traceback_of(function):\n"
-      "    try:\n"
-      "        function()\n"
-      "    except ValueError as error:\n"
-      "        return error.__traceback__\n"
-      "def make():\n"
-      "    return [traceback_of(by_raise), traceback_of(by_call)]\n");
-  return list && ends_in_raise(innermost_of(PyList_GET_ITEM(list.get(), 0))) &&
-         !ends_in_raise(innermost_of(PyList_GET_ITEM(list.get(), 1)));
-}
-
-bool can_detect_raise = false;
 
 // Returns the module name of the innermost Python code; null if there is no such name. Each call with a cast runs this,
 // so it makes no object for the frame.
@@ -69,11 +16,6 @@ Owned module_of_caller() {
 }
 
 }  // namespace
-
-void bind_callers() {
-  can_detect_raise = raise_instruction.holds_by(raise_is_detectable);
-  clear_error();
-}
 
 PyObject* file_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_filename; }
 
@@ -121,12 +63,12 @@ bool jit_trace_was_recording() {
 bool raised_by_user_code() {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   const HeldError held;
-  const PyTracebackObject* entry = innermost_of(held.traceback());
+  auto* entry = reinterpret_cast<PyTracebackObject*>(held.traceback());
+  while (entry != nullptr && entry->tb_next != nullptr) entry = entry->tb_next;
   if (entry == nullptr || held.has_context()) return false;
   const Owned module = FrameWalk(entry->tb_frame).module_name();
   const std::string_view name = module ? text_of(module.get()) : std::string_view();
-  if (name == "torch" || name.starts_with("torch.") || name.starts_with("habana_mp.")) return false;
-  return !can_detect_raise || ends_in_raise(entry);
+  return name != "torch" && !name.starts_with("torch.") && !name.starts_with("habana_mp.");
 }
 
 PyObject* pair_of(PyObject* codes, PyObject* code) {

@@ -6,9 +6,6 @@
 
 namespace habana_mp::host {
 
-// Checks that a traceback shows whether Python code raised the exception with `raise`.
-void bind_callers();
-
 // Returns the file name of a code object, borrowed. The functions of a file share the string.
 PyObject* file_of(PyObject* code) noexcept;
 // Returns the name of the code's function, borrowed.
@@ -30,9 +27,9 @@ bool is_worker(PyObject* worker_namespace);
 // at the next operation. Recording has already stopped, so the tracer's frame is searched for.
 bool jit_trace_was_recording();
 
-// True if other Python code inside the call (a saved-tensor hook, a mode) raised the current exception with
-// `raise`. False if it was raised while another exception, such as one of torch's, was handled. False for
-// NotImplementedError, which always means that there is no kernel.
+// True if the current exception comes from other Python code inside the call (a saved-tensor hook, a mode). False if it
+// was raised while another exception, such as one of torch's, was handled. False for NotImplementedError, which always
+// means that there is no kernel.
 bool raised_by_user_code();
 
 // Returns a list of pairs, one for each __init__ that constructs an object of this class: its code, and the function

@@ -1,8 +1,5 @@
 #include "host/free_memory.hpp"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <new>
@@ -17,12 +14,11 @@ namespace habana_mp::host {
 
 namespace {
 
-Assumption memory_files{
-    "system.free-memory",
-    "/proc/meminfo has `MemAvailable`; /proc/self/cgroup and /sys/fs/cgroup have the limits of the "
-    "process's control group, of version 1 or 2",
-    "`MemAvailable` is there and is a number",
-    "casts of weights are kept as if no memory was used by others, up to the limits of the process"};
+Assumption memory_files{"system.free-memory",
+                        "/proc/meminfo has `MemAvailable`; /proc/self/cgroup and /sys/fs/cgroup have the limits of the "
+                        "process's control group, of version 1 or 2",
+                        "`MemAvailable` is there and is a number",
+                        "casts of weights are kept as if no memory was used by others"};
 
 constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 
@@ -120,31 +116,9 @@ std::uint64_t free_of_own_groups() {
   return found;
 }
 
-// The numbers in /proc/self/statm count pages. The first is the address space, the sixth is the data.
-std::uint64_t free_of_process() {
-  rlimit space{};
-  rlimit data{};
-  if (::getrlimit(RLIMIT_AS, &space) != 0) space.rlim_cur = RLIM_INFINITY;
-  if (::getrlimit(RLIMIT_DATA, &data) != 0) data.rlim_cur = RLIM_INFINITY;
-  if (space.rlim_cur == RLIM_INFINITY && data.rlim_cur == RLIM_INFINITY) return unlimited;
-  const std::string text = read_all("/proc/self/statm");
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  std::uint64_t pages[6] = {};
-  std::string_view rest = text;
-  for (std::uint64_t& one : pages) {
-    one = number_in(rest).value_or(0);
-    const std::size_t end = rest.find(' ', 1);
-    rest = end == std::string_view::npos ? std::string_view() : rest.substr(end);
-  }
-  std::uint64_t found = unlimited;
-  if (space.rlim_cur != RLIM_INFINITY) found = std::min(found, difference(space.rlim_cur, pages[0] * page));
-  if (data.rlim_cur != RLIM_INFINITY) found = std::min(found, difference(data.rlim_cur, pages[5] * page));
-  return found;
-}
-
 }  // namespace
 
-std::uint64_t free_memory() { return std::min({free_of_system(), free_of_own_groups(), free_of_process()}); }
+std::uint64_t free_memory() { return std::min(free_of_system(), free_of_own_groups()); }
 
 void set_root_of_memory_files(std::string new_root) { root() = std::move(new_root); }
 

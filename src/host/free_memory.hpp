@@ -6,9 +6,9 @@
 
 namespace habana_mp::host {
 
-// Returns the number of bytes that can be allocated before the system, the control group or the limits of the process
-// refuse more. Cached file contents count as free because the kernel can drop them. Returns the largest number if there
-// is no limit. Reads small system files, which takes about 50 microseconds.
+// Returns the number of bytes that can be allocated before the system or the control group refuses more. Cached file
+// contents count as free because the kernel can drop them. Returns the largest number if there is no limit. Reads small
+// system files, which takes about 50 microseconds.
 std::uint64_t free_memory();
 
 // For tests: reads `/proc` and `/sys` below this directory. An empty path selects the real files.

@@ -26,13 +26,13 @@ Assumption openmp_threads{
     "openmp.threads",
     "torch's loops run on threads of OpenMP's runtime, by GOMP_parallel, which our kernels can ask too",
     "its three functions are one library's; a loop of one thread calls what it was given once, with what it was given",
-    "our kernels run on threads of their own"};
+    "our kernels run on the calling thread"};
 
 Assumption openmp_pause{
     "openmp.pause",
     "omp_pause_resource_all of GCC's OpenMP ends the calling thread's team, so that a forked child can start another",
     "it is of the library that runs torch's loops, which is GCC's; it gives 0, and a loop runs after it",
-    "in a forked child our kernels run on threads of their own, beside torch's"};
+    "in a forked child our kernels run on the calling thread"};
 
 void* find_in_torch(const char* name) {
   void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);

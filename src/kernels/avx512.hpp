@@ -13,7 +13,6 @@
 #endif
 
 #include "kernels/bits.hpp"
-#include "kernels/streamed.hpp"
 #include "kernels/table.hpp"
 
 namespace habana_mp::kernels {
@@ -42,20 +41,6 @@ struct Whole {
   static __m256i load_as_f16(const unsigned char* from, std::size_t at) { return f16_of(load32(from, at)); }
   static void store32(unsigned char* to, std::size_t at, __m512i value) { _mm512_storeu_si512(to + at * 4, value); }
   static void store16(unsigned char* to, __m512i value) { _mm512_storeu_si512(to, value); }
-};
-
-struct Streamed : Whole {
-  // Converts in halves, which suits Zen 4: a twentieth faster there on one thread, with stores that bypass the caches.
-  static __m256i load_as_f16(const unsigned char* from, std::size_t at) {
-    const auto* floats = reinterpret_cast<const float*>(from + at * 4);
-    const __m128i low = _mm256_cvtps_ph(_mm256_loadu_ps(floats), f16_rounding);
-    const __m128i high = _mm256_cvtps_ph(_mm256_loadu_ps(floats + 8), f16_rounding);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-  }
-  static void store32(unsigned char* to, std::size_t at, __m512i value) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at * 4), value);
-  }
-  static void store16(unsigned char* to, __m512i value) { _mm512_stream_si512(reinterpret_cast<__m512i*>(to), value); }
 };
 
 struct First {
@@ -162,7 +147,7 @@ struct Step<F16ToBf16, Narrow> {
 };
 
 template <class Cast, class Narrow>
-void run(const void* source, void* target, std::size_t count, bool stream) noexcept {
+void run(const void* source, void* target, std::size_t count) noexcept {
   const auto* in = static_cast<const unsigned char*>(source);
   auto* out = static_cast<unsigned char*>(target);
   std::size_t done = 0;
@@ -171,11 +156,6 @@ void run(const void* source, void* target, std::size_t count, bool stream) noexc
     if (done != 0) {
       Step<Cast, Narrow>::run(First{done}, in, out);
     }
-  }
-  if (stream && is_aligned(out + done * sizeof(typename Cast::Out), register_size)) {
-    done += streamed_steps<Cast, step>(
-        in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out), count - done,
-        [](const unsigned char* from, unsigned char* to) { Step<Cast, Narrow>::run(Streamed{}, from, to); });
   }
   for (; done + step <= count; done += step) {
     Step<Cast, Narrow>::run(Whole{}, in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));

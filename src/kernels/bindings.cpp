@@ -1,10 +1,8 @@
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -149,16 +147,6 @@ void check_target(const py::array& out, const std::string& out_name, const py::a
   }
 }
 
-// Raises if the array now has another type. Other checks may run the caller's code, such as an `__index__`, that
-// changes an array. So this check and `check_target` come last before a kernel: they run no Python code if they pass.
-// No address is read before them.
-void check_still(const py::array& array, const std::string& name, Float type) {
-  if (float_of(array.dtype()) != type) {
-    throw py::value_error("`" + name + "` must stay an array of " + name_of(type) + " until it is cast, got " +
-                          described(array));
-  }
-}
-
 py::array checked_out(py::handle object, const py::array& array, Float to) {
   if (!py::isinstance<py::array>(object)) {
     throw py::type_error("`out` must be a NumPy array of " + std::string(name_of(to)) + " or None, got " +
@@ -224,10 +212,10 @@ void released(std::size_t count, const Work& work) {
   }
 }
 
-// `cast` has the signature of kernels::cast, `cast_many` that of kernels::cast_many.
-template <class Cast, class CastMany>
+// `cast` takes the job and the number of threads.
+template <class Cast>
 py::array cast_array(const py::object& object, const py::object& dtype, const py::object& out_or_none,
-                     const py::object& threads_or_none, const Cast& cast, const CastMany& cast_many) {
+                     const py::object& threads_or_none, const Cast& cast) {
   const py::array array = checked_array(object, "array");
   const Float from = checked_float(array, "array");
   if (!py::isinstance<py::dtype>(dtype)) {
@@ -243,145 +231,21 @@ py::array cast_array(const py::object& object, const py::object& dtype, const py
   py::array out = out_or_none.is_none()
                       ? py::array(target, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()))
                       : checked_out(out_or_none, array, *to);
-  check_still(array, "array", from);
-  check_still(out, "out", *to);
-  check_target(out, "out", array, "array");
-  const auto count = static_cast<std::size_t>(array.size());
-  if (is_contiguous(array) && is_contiguous(out)) {
-    const void* source = array.data();
-    void* bytes = out.mutable_data();
-    released(count, [&] { cast(source, from, bytes, *to, count, threads); });
-  } else {
-    Job job = job_of(array, from, out, *to);
-    released(count, [&] { cast_many({&job, 1}, threads); });
-  }
+  const Job job = job_of(array, from, out, *to);
+  released(job.count(), [&] { cast(job, threads); });
   return out;
 }
 
 py::array kernels_cast(const py::object& array, const py::object& dtype, const py::object& out,
                        const py::object& threads) {
-  return cast_array(array, dtype, out, threads, kernels::cast, kernels::cast_many);
+  return cast_array(array, dtype, out, threads, kernels::cast);
 }
 
 py::array kernels_cast_with(const py::object& array, const py::object& dtype, const py::object& out,
-                            const py::object& threads, const std::string& path, bool stream) {
+                            const py::object& threads, const std::string& path) {
   const kernels::Table& table = checked_path(path);
-  const auto cast = [&](const void* source, Float from, void* target, Float to, std::size_t count, unsigned used) {
-    kernels::cast_with(table, source, from, target, to, count, used, stream);
-  };
-  const auto cast_many = [&](std::span<Job> jobs, unsigned used) {
-    kernels::cast_many_with(table, jobs, used, stream);
-  };
-  return cast_array(array, dtype, out, threads, cast, cast_many);
-}
-
-py::list listed(const py::object& object, const std::string& name) {
-  if (!py::isinstance<py::list>(object) && !py::isinstance<py::tuple>(object)) {
-    throw py::type_error("`" + name + "` must be a list or a tuple of NumPy arrays, got " + type_name(object));
-  }
-  return object;
-}
-
-// Raises if a target overlaps another array: an element would be read after it was written, or written twice.
-void check_apart(const std::vector<py::array>& arrays, std::size_t sources) {
-  struct Place {
-    Span span;
-    std::size_t number;
-  };
-  std::vector<Place> places;
-  for (std::size_t i = 0; i < arrays.size(); ++i) {
-    const Span span = span_of(arrays[i]);
-    if (span.begin != span.end) {
-      places.push_back({span, i});
-    }
-  }
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.span.begin < b.span.begin; });
-  const auto name = [&](std::size_t number) {
-    return number < sources ? "sources[" + std::to_string(number) + "]"
-                            : "outs[" + std::to_string(number - sources) + "]";
-  };
-  // The earlier arrays that reach furthest: among all arrays, and among the targets.
-  const Place* reach = nullptr;
-  const Place* target_reach = nullptr;
-  const auto further = [](const Place& place, const Place* other) {
-    return other == nullptr || place.span.end > other->span.end;
-  };
-  for (const Place& place : places) {
-    const bool is_target = place.number >= sources;
-    const Place* before = is_target ? reach : target_reach;
-    if (before != nullptr && place.span.begin < before->span.end) {
-      const Place& target = is_target ? place : *before;
-      const Place& other = is_target ? *before : place;
-      throw py::value_error("`" + name(target.number) + "` must not overlap `" + name(other.number) +
-                            "`, got arrays that share memory");
-    }
-    if (further(place, reach)) {
-      reach = &place;
-    }
-    if (is_target && further(place, target_reach)) {
-      target_reach = &place;
-    }
-  }
-}
-
-// `cast_many` has the signature of kernels::cast_many.
-template <class CastMany>
-void cast_arrays(const py::object& sources_given, const py::object& outs_given, const py::object& threads_or_none,
-                 const CastMany& cast_many) {
-  const py::list sources = listed(sources_given, "sources");
-  const py::list outs = listed(outs_given, "outs");
-  if (sources.size() != outs.size()) {
-    throw py::value_error("`outs` must have as many arrays as `sources`, " + std::to_string(sources.size()) + ", got " +
-                          std::to_string(outs.size()));
-  }
-  const unsigned threads = checked_threads(threads_or_none);
-  struct Pair {
-    py::array source;
-    py::array out;
-    std::string source_name;
-    std::string out_name;
-    Float from;
-    Float to;
-  };
-  std::vector<py::array> arrays;
-  arrays.reserve(sources.size());
-  std::vector<Pair> pairs;
-  std::vector<Job> jobs;
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    arrays.push_back(checked_array(sources[i], "sources[" + std::to_string(i) + "]"));
-  }
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    const std::string source_name = "sources[" + std::to_string(i) + "]";
-    const std::string out_name = "outs[" + std::to_string(i) + "]";
-    const py::array& source = arrays[i];
-    py::array out = checked_array(outs[i], out_name);
-    const Float from = checked_float(source, source_name);
-    const Float to = checked_float(out, out_name);
-    check_target(out, out_name, source, source_name);
-    pairs.push_back({source, out, source_name, out_name, from, to});
-    arrays.push_back(std::move(out));
-  }
-  for (Pair& pair : pairs) {
-    check_still(pair.source, pair.source_name, pair.from);
-    check_still(pair.out, pair.out_name, pair.to);
-    check_target(pair.out, pair.out_name, pair.source, pair.source_name);
-    jobs.push_back(job_of(pair.source, pair.from, pair.out, pair.to));
-    count += jobs.back().count();
-  }
-  check_apart(arrays, sources.size());
-  released(count, [&] { cast_many(jobs, threads); });
-}
-
-void kernels_cast_many(const py::object& sources, const py::object& outs, const py::object& threads) {
-  cast_arrays(sources, outs, threads, kernels::cast_many);
-}
-
-void kernels_cast_many_with(const py::object& sources, const py::object& outs, const py::object& threads,
-                            const std::string& path, bool stream) {
-  const kernels::Table& table = checked_path(path);
-  cast_arrays(sources, outs, threads,
-              [&](std::span<Job> jobs, unsigned used) { kernels::cast_many_with(table, jobs, used, stream); });
+  return cast_array(array, dtype, out, threads,
+                    [&](const Job& job, unsigned used) { kernels::cast_with(table, job, used); });
 }
 
 std::vector<std::string> kernels_paths() {
@@ -465,13 +329,7 @@ void register_kernels(py::module_& module) {
   module.def("kernels_cast", &kernels_cast, py::arg("array"), py::arg("dtype"), py::arg("out") = py::none(),
              py::arg("threads") = py::none(), "Casts an array to a dtype.");
   module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
-             py::arg("threads"), py::arg("path"), py::arg("stream"),
-             "Casts an array as told: in this instruction set, on that many threads, past the caches or not.");
-  module.def("kernels_cast_many", &kernels_cast_many, py::arg("sources"), py::arg("outs"),
-             py::arg("threads") = py::none(), "Casts each array into the one at its place in `outs`.");
-  module.def("kernels_cast_many_with", &kernels_cast_many_with, py::arg("sources"), py::arg("outs"), py::arg("threads"),
-             py::arg("path"), py::arg("stream"),
-             "Casts many arrays as told: in this instruction set, on that many threads, past the caches or not.");
+             py::arg("threads"), py::arg("path"), "Casts an array by this instruction set, on that many threads.");
   module.def("kernels_can_multiply", &kernels::can_multiply);
   module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"),
              py::arg("inner_first") = false);

@@ -106,9 +106,5 @@ inline std::size_t before_boundary(const unsigned char* target, std::size_t boun
   return past % size == 0 ? (boundary - past) % boundary / size : 0;
 }
 
-inline bool is_aligned(const unsigned char* target, std::size_t boundary) {
-  return reinterpret_cast<std::uintptr_t>(target) % boundary == 0;
-}
-
 }  // namespace
 }  // namespace habana_mp::kernels

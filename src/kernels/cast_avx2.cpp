@@ -3,7 +3,6 @@
 #include <immintrin.h>
 
 #include "kernels/bits.hpp"
-#include "kernels/streamed.hpp"
 #include "kernels/table.hpp"
 
 namespace habana_mp::kernels {
@@ -15,14 +14,7 @@ constexpr std::size_t register_size = 32;
 __m256i load(const unsigned char* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 __m128i load_half(const unsigned char* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
 
-template <bool streaming>
-void store(unsigned char* to, __m256i value) {
-  if constexpr (streaming) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), value);
-  } else {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
-  }
-}
+void store(unsigned char* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 
 __m256i round_to_bf16(__m256i x) {
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));
@@ -50,57 +42,50 @@ struct Step;
 
 template <>
 struct Step<F32ToBf16> {
-  template <bool streaming>
   static void run(const unsigned char* in, unsigned char* out) {
-    store<streaming>(out, pack(round_to_bf16(load(in)), round_to_bf16(load(in + 32))));
+    store(out, pack(round_to_bf16(load(in)), round_to_bf16(load(in + 32))));
   }
 };
 
 template <>
 struct Step<F32ToF16> {
-  template <bool streaming>
   static void run(const unsigned char* in, unsigned char* out) {
-    store<streaming>(out, join(f16_of(load(in)), f16_of(load(in + 32))));
+    store(out, join(f16_of(load(in)), f16_of(load(in + 32))));
   }
 };
 
 template <>
 struct Step<Bf16ToF32> {
-  template <bool streaming>
   static void run(const unsigned char* in, unsigned char* out) {
-    store<streaming>(out, f32_bits_of_bf16(load_half(in)));
-    store<streaming>(out + 32, f32_bits_of_bf16(load_half(in + 16)));
+    store(out, f32_bits_of_bf16(load_half(in)));
+    store(out + 32, f32_bits_of_bf16(load_half(in + 16)));
   }
 };
 
 template <>
 struct Step<Bf16ToF16> {
-  template <bool streaming>
   static void run(const unsigned char* in, unsigned char* out) {
-    store<streaming>(out, join(f16_of(f32_bits_of_bf16(load_half(in))), f16_of(f32_bits_of_bf16(load_half(in + 16)))));
+    store(out, join(f16_of(f32_bits_of_bf16(load_half(in))), f16_of(f32_bits_of_bf16(load_half(in + 16)))));
   }
 };
 
 template <>
 struct Step<F16ToF32> {
-  template <bool streaming>
   static void run(const unsigned char* in, unsigned char* out) {
-    store<streaming>(out, f32_bits_of_f16(load_half(in)));
-    store<streaming>(out + 32, f32_bits_of_f16(load_half(in + 16)));
+    store(out, f32_bits_of_f16(load_half(in)));
+    store(out + 32, f32_bits_of_f16(load_half(in + 16)));
   }
 };
 
 template <>
 struct Step<F16ToBf16> {
-  template <bool streaming>
   static void run(const unsigned char* in, unsigned char* out) {
-    store<streaming>(
-        out, pack(round_to_bf16(f32_bits_of_f16(load_half(in))), round_to_bf16(f32_bits_of_f16(load_half(in + 16)))));
+    store(out, pack(round_to_bf16(f32_bits_of_f16(load_half(in))), round_to_bf16(f32_bits_of_f16(load_half(in + 16)))));
   }
 };
 
 template <class Cast>
-void run(const void* source, void* target, std::size_t count, bool stream) noexcept {
+void run(const void* source, void* target, std::size_t count) noexcept {
   const auto* in = static_cast<const unsigned char*>(source);
   auto* out = static_cast<unsigned char*>(target);
   std::size_t done = 0;
@@ -108,13 +93,8 @@ void run(const void* source, void* target, std::size_t count, bool stream) noexc
     done = before_boundary(out, register_size, sizeof(typename Cast::Out));
     cast_each<Cast>(in, out, done);
   }
-  if (stream && is_aligned(out + done * sizeof(typename Cast::Out), register_size)) {
-    done += streamed_steps<Cast, step>(
-        in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out), count - done,
-        [](const unsigned char* from, unsigned char* to) { Step<Cast>::template run<true>(from, to); });
-  }
   for (; done + step <= count; done += step) {
-    Step<Cast>::template run<false>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
+    Step<Cast>::run(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
   }
   cast_each<Cast>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out), count - done);
 }

@@ -6,7 +6,7 @@ namespace habana_mp::kernels {
 namespace {
 
 template <class Cast>
-void run(const void* source, void* target, std::size_t count, bool /*stream*/) noexcept {
+void run(const void* source, void* target, std::size_t count) noexcept {
   cast_each<Cast>(static_cast<const unsigned char*>(source), static_cast<unsigned char*>(target), count);
 }
 

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 #include "kernels/threads.hpp"
 
@@ -23,18 +19,11 @@ constexpr const char* variable = "HABANA_MP_KERNELS";
 constexpr std::array<std::string_view, 7> all_names = {"scalar", "avx2", "avx512",   "avx512_bf16",
                                                        "amx",    "neon", "neon_bf16"};
 
-// Measured, in elements. Below the first threshold a second thread gains nothing. Between the two it gains only if
-// threads need not be woken for this cast alone: waking them takes about as long as the calling thread takes for the
-// second threshold.
-constexpr std::size_t threads_from_in_burst = std::size_t{1} << 15;
-constexpr std::size_t threads_from_alone = std::size_t{1} << 20;
-constexpr std::chrono::microseconds burst_gap{
-    120};  // from start to start: a cast below the second threshold, and the pause after it
+// In elements, as in torch: below this a second thread gains nothing.
+constexpr std::size_t threads_from = std::size_t{1} << 15;
 
-// A multiple of all cache line and register sizes, so that every piece has the same alignment as the first.
-constexpr std::size_t piece = std::size_t{1} << 14;
-constexpr std::size_t streamed_piece = std::size_t{1} << 18;  // longer: the hardware prefetcher must adapt first
-constexpr std::size_t most_bytes_an_element = 6;
+// What one thread takes at a time: large enough for the hardware prefetcher.
+constexpr std::size_t piece_bytes = std::size_t{96} << 10;
 
 class Choice {
  public:
@@ -52,7 +41,6 @@ class Choice {
   [[nodiscard]] const Table& table() const { return *table_; }
   [[nodiscard]] std::string_view forced() const { return forced_; }
   [[nodiscard]] std::span<const Table* const> supported() const { return {supported_.data(), count_}; }
-  [[nodiscard]] std::size_t last_level_cache() const { return last_level_cache_; }
 
   [[nodiscard]] const Table* find(std::string_view name) const {
     const auto tables = supported();
@@ -125,27 +113,10 @@ class Choice {
   }
 #endif
 
-  // The figure of sysconf is not used: on some processors the C library adds up caches that no single core can use.
-  static std::size_t measure_last_level_cache() {
-    for (const char* file :
-         {"/sys/devices/system/cpu/cpu0/cache/index3/size", "/sys/devices/system/cpu/cpu0/cache/index2/size"}) {
-      if (std::FILE* opened = std::fopen(file, "re")) {
-        unsigned long kibibytes = 0;
-        const int read = std::fscanf(opened, "%luK", &kibibytes);
-        std::fclose(opened);
-        if (read == 1 && kibibytes != 0) {
-          return std::size_t{kibibytes} << 10;
-        }
-      }
-    }
-    return std::size_t{32} << 20;
-  }
-
   std::array<const Table*, all_names.size()> supported_{};
   std::size_t count_ = 0;
   const Table* table_ = nullptr;
   std::string_view forced_;
-  std::size_t last_level_cache_ = measure_last_level_cache();
 };
 
 const Choice& choice() noexcept {
@@ -153,76 +124,14 @@ const Choice& choice() noexcept {
   return once;
 }
 
-// True if a cast is worth sharing among threads. A cast soon after another one counts as part of a burst.
-bool is_worth_threads(std::size_t count, bool beside_team = false) noexcept {
-  static std::atomic<std::chrono::steady_clock::rep> last{0};
-  if (count < threads_from_in_burst) {
-    return false;
-  }
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  const std::chrono::steady_clock::duration before{last.exchange(now.count(), std::memory_order_relaxed)};
-  return (beside_team && has_team()) || count >= threads_from_alone || now - before < burst_gap;
-}
-
-// True if stores that bypass the caches are worthwhile. They avoid reading the memory that they overwrite, but leave
-// nothing in the caches for the code that reads the target next. Measured, with that read included: on one thread they
-// win once twice the source plus the target fill the last-level cache. Several threads get no more memory bandwidth for
-// such stores than one thread, but more cache bandwidth. There they win only once the two arrays alone fill that cache.
-bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept {
-  return source_bytes * (threads > 1 ? 1 : 2) + target_bytes >= choice().last_level_cache();
-}
-
-struct Contiguous {
-  Kernel kernel;
-  const unsigned char* source;
-  std::size_t source_size;
-  unsigned char* target;
-  std::size_t target_size;
-  bool stream;
+struct Work {
+  const Table* table;
+  const Job* job;
 };
 
 void run(const void* context, std::size_t begin, std::size_t end) noexcept {
-  const Contiguous& job = *static_cast<const Contiguous*>(context);
-  const unsigned char* source = job.source + begin * job.source_size;
-  unsigned char* target = job.target + begin * job.target_size;
-  if (job.kernel != nullptr) {
-    job.kernel(source, target, end - begin, job.stream);
-  } else {
-    std::memcpy(target, source, (end - begin) * job.source_size);
-  }
-}
-
-struct Batch {
-  const Table* table;
-  std::span<const Job> jobs;
-  bool stream;
-};
-
-// A unit of a job runs on the thread that has its first byte.
-void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept {
-  const Batch& batch = *static_cast<const Batch*>(context);
-  auto job = std::upper_bound(batch.jobs.begin(), batch.jobs.end(), begin,
-                              [](std::size_t at, const Job& other) { return at < other.begin; });
-  for (--job; job != batch.jobs.end() && job->begin < end; ++job) {
-    const auto units_before = [&](std::size_t byte) {
-      const std::size_t bytes = byte > job->begin ? byte - job->begin : 0;
-      return std::min(job->units(), (bytes + job->unit_bytes() - 1) / job->unit_bytes());
-    };
-    job->run(*batch.table, units_before(begin), units_before(end), batch.stream);
-  }
-}
-
-void choose_and_cast_many(std::span<Job> jobs, unsigned threads, bool beside_team) noexcept {
-  std::size_t count = 0;
-  std::size_t source_bytes = 0;
-  std::size_t target_bytes = 0;
-  for (const Job& job : jobs) {
-    count += job.count();
-    source_bytes += job.source_bytes();
-    target_bytes += job.target_bytes();
-  }
-  const unsigned used = threads > 1 && is_worth_threads(count, beside_team) ? threads : 1;
-  cast_many_with(choice().table(), jobs, used, is_worth_streaming(source_bytes, target_bytes, used));
+  const Work& work = *static_cast<const Work*>(context);
+  work.job->run(*work.table, begin, end);
 }
 
 }  // namespace
@@ -248,53 +157,13 @@ std::optional<std::string> complaint() {
          (known ? "this processor cannot run" : "is not the name of an instruction set known here");
 }
 
-void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
-               unsigned threads, bool stream) noexcept {
-  if (count == 0) {
-    return;  // the pointers may be null
-  }
-  const Contiguous job = {
-      .kernel = table.convert[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)],
-      .source = static_cast<const unsigned char*>(source),
-      .source_size = size_of(from),
-      .target = static_cast<unsigned char*>(target),
-      .target_size = size_of(to),
-      .stream = stream,
-  };
-  if (threads > 1) {
-    parallel_for(count, stream ? streamed_piece : piece, threads, run, &job);
-  } else {
-    run(&job, 0, count);
-  }
+void cast_with(const Table& table, const Job& job, unsigned threads) noexcept {
+  const Work work{&table, &job};
+  parallel_for(job.units(), std::max<std::size_t>(piece_bytes / job.unit_bytes(), 1), threads, run, &work);
 }
 
-void cast(const void* source, Float from, void* target, Float to, std::size_t count, unsigned threads) noexcept {
-  const unsigned used = threads > 1 && is_worth_threads(count) ? threads : 1;
-  cast_with(choice().table(), source, from, target, to, count, used,
-            is_worth_streaming(count * size_of(from), count * size_of(to), used));
-}
-
-void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept {
-  std::size_t bytes = 0;
-  for (Job& job : jobs) {
-    job.begin = bytes;
-    bytes += job.units() * job.unit_bytes();
-  }
-  if (bytes == 0) {
-    return;
-  }
-  const Batch batch{.table = &table, .jobs = jobs, .stream = stream};
-  if (threads > 1) {
-    parallel_for(bytes, (stream ? streamed_piece : piece) * most_bytes_an_element, threads, run_batch, &batch);
-  } else {
-    run_batch(&batch, 0, bytes);
-  }
-}
-
-void cast_many(std::span<Job> jobs, unsigned threads) noexcept { choose_and_cast_many(jobs, threads, false); }
-
-void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept {
-  choose_and_cast_many(jobs, threads, true);
+void cast(const Job& job, unsigned threads) noexcept {
+  cast_with(choice().table(), job, job.count() < threads_from ? 1 : threads);
 }
 
 const char* path() noexcept { return choice().table().name; }

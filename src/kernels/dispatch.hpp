@@ -1,7 +1,6 @@
 // The choice of an instruction set. The casts use it, and the bindings report and test it.
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,10 +24,7 @@ const Table* find(std::string_view name) noexcept;
 // instruction set is chosen from the processor.
 std::optional<std::string> complaint();
 
-// Casts with every choice made by the caller: on `threads` threads, or fewer if there are fewer pieces, and with stores
-// that bypass the caches if `stream` is true and the instruction set has them.
-void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
-               unsigned threads, bool stream) noexcept;
-void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept;
+// Casts with every choice made by the caller: on `threads` threads, or fewer if there are fewer pieces.
+void cast_with(const Table& table, const Job& job, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

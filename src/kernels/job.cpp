@@ -18,7 +18,6 @@ constexpr std::size_t square_tile = std::size_t{1} << 12;
 constexpr std::size_t square_side = 64;
 constexpr std::size_t copied_side = 128;  // measured: without a buffer, longer runs in the target are faster
 constexpr std::size_t gathered = 512;
-constexpr std::size_t streamed_row = 2048;  // shorter rows are not worth stores that bypass the caches
 
 std::ptrdiff_t at(std::size_t index, std::ptrdiff_t stride) { return static_cast<std::ptrdiff_t>(index) * stride; }
 
@@ -34,24 +33,23 @@ struct Stretch {
   std::size_t source_size;
   std::size_t size;
 
-  void operator()(const unsigned char* source, unsigned char* target, std::size_t count, bool stream) const noexcept {
+  void operator()(const unsigned char* source, unsigned char* target, std::size_t count) const noexcept {
     if (kernel != nullptr) {
-      kernel(source, target, count, stream);
+      kernel(source, target, count);
     } else {
       std::memcpy(target, source, count * size);
     }
   }
 
   // Casts `lines.extent` runs of `count` elements each, in one go if the runs are adjacent.
-  void each(Axis lines, const unsigned char* source, unsigned char* target, std::size_t count,
-            bool stream) const noexcept {
+  void each(Axis lines, const unsigned char* source, unsigned char* target, std::size_t count) const noexcept {
     if (lines.source_stride == at(count, static_cast<std::ptrdiff_t>(source_size)) &&
         lines.target_stride == at(count, static_cast<std::ptrdiff_t>(size))) {
       count *= lines.extent;
       lines.extent = 1;
     }
     for (std::size_t line = 0; line < lines.extent; ++line) {
-      (*this)(source + at(line, lines.source_stride), target + at(line, lines.target_stride), count, stream);
+      (*this)(source + at(line, lines.source_stride), target + at(line, lines.target_stride), count);
     }
   }
 };
@@ -93,7 +91,7 @@ struct Tile {
   Axis rows;     // the extent is that of this tile
   Axis columns;  // likewise
 
-  void run_rows(bool stream) const noexcept { stretch.each(rows, source, target, columns.extent, stream); }
+  void run_rows() const noexcept { stretch.each(rows, source, target, columns.extent); }
 
   // The source's elements are adjacent along the rows' axis. Transposes 2-byte elements if there is a choice.
   void run_transposed() const noexcept {
@@ -105,12 +103,12 @@ struct Tile {
     alignas(64) unsigned char buffer[square_tile * 2];
     if (size == 2) {
       const auto pitch = static_cast<std::ptrdiff_t>(rows.extent * size);
-      stretch.each({columns.extent, columns.source_stride, pitch}, source, buffer, rows.extent, false);
+      stretch.each({columns.extent, columns.source_stride, pitch}, source, buffer, rows.extent);
       transpose_sized(size, buffer, pitch, target, rows.target_stride, columns.extent, rows.extent);
     } else {
       const auto pitch = static_cast<std::ptrdiff_t>(columns.extent * size_of(from));
       transpose_sized(size_of(from), source, columns.source_stride, buffer, pitch, columns.extent, rows.extent);
-      stretch.each({rows.extent, pitch, rows.target_stride}, buffer, target, columns.extent, false);
+      stretch.each({rows.extent, pitch, rows.target_stride}, buffer, target, columns.extent);
     }
   }
 
@@ -128,7 +126,7 @@ struct Tile {
           copy_apart_sized(size_of(from), near, columns.source_stride, in, one_step(from), count);
           near = in;
         }
-        stretch(near, scatters ? out : far, count, false);
+        stretch(near, scatters ? out : far, count);
         if (scatters) {
           copy_apart_sized(size_of(to), out, one_step(to), far, columns.target_stride, count);
         }
@@ -231,14 +229,14 @@ void Job::cut(std::size_t rows, std::size_t columns) {
   unit_bytes_ = rows * columns * (size_of(from_) + size_of(to_));
 }
 
-void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit, bool stream) const noexcept {
+void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit) const noexcept {
   const Stretch stretch{table.convert[static_cast<std::size_t>(from_)][static_cast<std::size_t>(to_)], size_of(from_),
                         size_of(to_)};
   if (traversal_ == Traversal::whole) {
     const std::size_t begins = first_unit * tile_columns_;
     const std::size_t ends = std::min(count_, end_unit * tile_columns_);
     if (begins < ends) {
-      stretch(source_ + begins * size_of(from_), target_ + begins * size_of(to_), ends - begins, stream);
+      stretch(source_ + begins * size_of(from_), target_ + begins * size_of(to_), ends - begins);
     }
     return;
   }
@@ -260,7 +258,7 @@ void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit, 
     tile.rows.extent = std::min(tile_rows_, rows_.extent - row);
     tile.columns.extent = std::min(tile_columns_, columns_.extent - column);
     if (traversal_ == Traversal::rows) {
-      tile.run_rows(stream && tile_columns_ >= streamed_row);
+      tile.run_rows();
     } else if (traversal_ == Traversal::transposed) {
       tile.run_transposed();
     } else {

@@ -27,17 +27,12 @@ class Job {
   Job(const void* source, Float from, void* target, Float to, std::vector<Axis> axes);
 
   [[nodiscard]] std::size_t count() const { return count_; }
-  [[nodiscard]] std::size_t source_bytes() const { return count_ * size_of(from_); }
-  [[nodiscard]] std::size_t target_bytes() const { return count_ * size_of(to_); }
 
   // The work is divided into `units()` units of about `unit_bytes()` bytes, read and written. Any number of threads may
   // run any of them.
   [[nodiscard]] std::size_t units() const { return units_; }
   [[nodiscard]] std::size_t unit_bytes() const { return unit_bytes_; }
-  void run(const Table& table, std::size_t first_unit, std::size_t end_unit, bool stream) const noexcept;
-
-  // The offset of this job's bytes among those of all jobs of a call. `cast_many` sets it.
-  std::size_t begin = 0;
+  void run(const Table& table, std::size_t first_unit, std::size_t end_unit) const noexcept;
 
  private:
   enum class Traversal : std::uint8_t {

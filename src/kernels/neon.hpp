@@ -103,7 +103,7 @@ struct Step<F16ToBf16, Narrow> {
 };
 
 template <class Cast, class Narrow>
-void run(const void* source, void* target, std::size_t count, bool /*stream*/) noexcept {
+void run(const void* source, void* target, std::size_t count) noexcept {
   const DefaultFpcr fpcr;
   const auto* in = static_cast<const unsigned char*>(source);
   auto* out = static_cast<unsigned char*>(target);

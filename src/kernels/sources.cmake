@@ -21,7 +21,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/product_as_tiles.cpp"
     "${_kernels}/product_avx512bf16.cpp"
     "${_kernels}/product_dots.cpp"
-    "${_kernels}/streamed.cpp"
   )
   set(_avx512 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")

@@ -8,9 +8,8 @@
 
 namespace habana_mp::kernels {
 
-// Casts `count` elements. If `stream` is true, uses stores that bypass the caches when the instruction set has them.
-// Neither pointer needs any alignment, not even that of an element.
-using Kernel = void (*)(const void* source, void* target, std::size_t count, bool stream) noexcept;
+// Casts `count` elements. Neither pointer needs any alignment, not even that of an element.
+using Kernel = void (*)(const void* source, void* target, std::size_t count) noexcept;
 
 struct Table {
   const char* name;

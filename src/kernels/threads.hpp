@@ -1,4 +1,5 @@
-// Threads for loops over memory: those of another library if it has a team, else those of a persistent pool.
+// Threads for loops over memory: those of the library that is used beside this one. Without them, a loop runs on the
+// calling thread.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@ namespace habana_mp::kernels {
 using Body = void (*)(const void* context, std::size_t begin, std::size_t end) noexcept;
 
 // OpenMP's threads, reached through functions of its runtime. While they wait for their next loop they keep their
-// processors busy. Threads of a separate pool would have to wait for these processors.
+// processors busy. Threads of our own would have to wait for these processors.
 struct Team {
   void (*run)(void (*member)(void*), void* context, unsigned threads, unsigned flags);  // GOMP_parallel
   int (*place)();                                                                       // omp_get_thread_num
@@ -21,7 +22,7 @@ struct Team {
 //
 // A forked child has none of the threads of its parent's team, and a loop would wait for them for ever. So the team of
 // the thread that forks is ended before the fork, and the child starts a new team, which also runs torch's loops. If
-// the team cannot be ended, the child's loops run on the pool.
+// the team cannot be ended, the child's loops run on the calling thread.
 void use_team(const Team& team) noexcept;
 // Returns true if the calling thread is the only one of the process. Then no library has a team, and a child may start
 // one. Null if the system does not report this.
@@ -32,9 +33,8 @@ bool may_use_team() noexcept;
 
 // Calls `body` over [0, count), in pieces of a multiple of `grain` elements (the last one may be shorter), on at most
 // `threads` threads including the calling one. As long as the threads keep pace, each one takes the same pieces in
-// every call, so that its caches stay useful. Without a team, the calling thread runs the whole loop if the pool is
-// busy with another caller's loop, cannot start threads, or has stopped because the process exits. Safe after fork;
-// never throws.
+// every call, so that its caches stay useful. Without a team of that many threads, the calling thread runs the whole
+// loop. Safe after fork; never throws.
 void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body body, const void* context) noexcept;
 
 }  // namespace habana_mp::kernels

@@ -38,13 +38,10 @@ std::string bytes_of(const py::str& text) {
   return bytes;
 }
 
-// Escapes lone surrogates as Python does.
 py::str printable(const py::str& text) {
-  const py::bytes bytes =
-      py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
-  if (!bytes) throw py::error_already_set();
   fmt::memory_buffer scratch;
-  const std::string_view made = log::printable(static_cast<std::string_view>(bytes), scratch);
+  const std::string bytes = bytes_of(text);
+  const std::string_view made = log::printable(bytes, scratch);
   return {made.data(), made.size()};
 }
 

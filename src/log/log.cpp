@@ -81,15 +81,10 @@ void append_text(fmt::memory_buffer& out, std::string_view representation, rules
   }
 }
 
-void append_escaped(fmt::memory_buffer& out, std::string_view text) {
-  fmt::memory_buffer scratch;
-  append_for_json(out, valid_utf8(text, scratch));
-}
-
 void append_quoted(fmt::memory_buffer& out, std::string_view text, std::string_view rest = {}) {
   out.push_back('"');
-  append_escaped(out, text);
-  append_escaped(out, rest);
+  append_for_json(out, text);
+  append_for_json(out, rest);
   out.push_back('"');
 }
 

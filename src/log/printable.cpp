@@ -12,25 +12,11 @@ namespace {
 
 constexpr bool is_plain(char c) { return c >= 0x20 && c < 0x7F; }
 
-// Returns the length of the UTF-8 sequence at the start of `text`, or 0 if the bytes are not valid UTF-8. Lone
-// surrogates, which Python's "surrogatepass" writes as three bytes, are not valid either.
-std::size_t sequence_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
-  const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xC2 && first <= 0xDF) return follows(1) ? 2 : 0;
-  if ((first & 0xF0) == 0xE0) {
-    const bool overlong = first == 0xE0 && byte(1) < 0xA0;
-    const bool surrogate = first == 0xED && byte(1) >= 0xA0;
-    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (first >= 0xF0 && first <= 0xF4) {
-    const bool overlong = first == 0xF0 && byte(1) < 0x90;
-    const bool too_large = first == 0xF4 && byte(1) >= 0x90;
-    return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
-  }
-  return 0;
+// Returns the length of the UTF-8 sequence that begins with this byte. The text is Python's, so it is valid, but it may
+// contain lone surrogates, which have three bytes.
+constexpr std::size_t sequence_length(char begin) {
+  const auto first = static_cast<unsigned char>(begin);
+  return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
 }
 
 // Returns the code point of a whole UTF-8 sequence.
@@ -50,10 +36,11 @@ constexpr char32_t code_point(std::string_view sequence) {
 
 constexpr bool controls(char32_t c) {
   const bool is_control = c < 0x20 || (c >= 0x7F && c <= 0x9F);
+  const bool is_surrogate = c >= 0xD800 && c <= 0xDFFF;
   const bool ends_line = c == 0x2028 || c == 0x2029;
   const bool turns_text = c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) ||
                           (c >= 0x2066 && c <= 0x2069) || c == 0xFEFF;
-  return is_control || ends_line || turns_text;
+  return is_control || is_surrogate || ends_line || turns_text;
 }
 
 // Returns the letter of a short escape, or 0.
@@ -75,31 +62,21 @@ void append_short_escape(fmt::memory_buffer& out, char letter) {
   out.push_back(letter);
 }
 
-}  // namespace
-
-std::string_view valid_utf8(std::string_view text, fmt::memory_buffer& scratch) {
-  if (std::all_of(text.begin(), text.end(), is_plain)) return text;
-  while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
-    if (length == 0) {
-      fmt::format_to(std::back_inserter(scratch), FMT_COMPILE("\\x{:02x}"), static_cast<unsigned char>(text.front()));
-      text.remove_prefix(1);
-    } else {
-      scratch.append(text.data(), text.data() + length);
-      text.remove_prefix(length);
-    }
-  }
-  return {scratch.data(), scratch.size()};
+// Removes the first sequence from the text, and returns it.
+std::string_view take_sequence(std::string_view& text) {
+  const std::string_view sequence = text.substr(0, sequence_length(text.front()));
+  text.remove_prefix(sequence.size());
+  return sequence;
 }
+
+}  // namespace
 
 std::string_view printable(std::string_view text, fmt::memory_buffer& scratch) {
   if (std::all_of(text.begin(), text.end(), is_plain)) return text;
   while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
-    const std::string_view sequence = text.substr(0, std::max<std::size_t>(length, 1));
-    text.remove_prefix(sequence.size());
-    const char32_t c = length == 0 ? static_cast<unsigned char>(sequence.front()) : code_point(sequence);
-    if (length != 0 && !controls(c)) {
+    const std::string_view sequence = take_sequence(text);
+    const char32_t c = code_point(sequence);
+    if (!controls(c)) {
       scratch.append(sequence);
     } else if (short_escape(c) != 0) {
       append_short_escape(scratch, short_escape(c));
@@ -114,8 +91,7 @@ std::string_view printable(std::string_view text, fmt::memory_buffer& scratch) {
 
 void append_for_json(fmt::memory_buffer& out, std::string_view text) {
   while (!text.empty()) {
-    const std::string_view sequence = text.substr(0, std::max<std::size_t>(sequence_length(text), 1));
-    text.remove_prefix(sequence.size());
+    const std::string_view sequence = take_sequence(text);
     const char32_t c = code_point(sequence);
     if (c == '"' || c == '\\') {
       append_short_escape(out, static_cast<char>(c));

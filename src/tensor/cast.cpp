@@ -65,13 +65,9 @@ bool must_be_seen(PyObject* tensor, CastResult& seen) {
 }
 
 static void convert_values(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
-  const auto values = static_cast<std::size_t>(count);
-  if (count < parallel_from) {
-    kernels::cast(source, float_of(from), target, float_of(to), values, 1);
-    return;
-  }
-  const unsigned threads = host::torch_threads();
-  run_kernel(count, [&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
+  const kernels::Job job(source, float_of(from), target, float_of(to), static_cast<std::size_t>(count));
+  const unsigned threads = count < parallel_from ? 1 : host::torch_threads();
+  run_kernel(count, [&] { kernels::cast(job, threads); });
 }
 
 void set_tracked_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }

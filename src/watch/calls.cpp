@@ -32,7 +32,7 @@ double measured_nanoseconds_a_byte() {
   std::uint64_t best = ~std::uint64_t{0};
   for (int round = 0; round < 5; ++round) {
     const std::uint64_t begin = nanoseconds();
-    kernels::cast(source.data(), kernels::Float::f32, target.data(), kernels::Float::bf16, count, 1);
+    kernels::cast({source.data(), kernels::Float::f32, target.data(), kernels::Float::bf16, count}, 1);
     best = std::min(best, nanoseconds() - begin);
   }
   return static_cast<double>(best) / static_cast<double>(count * sizeof(std::uint16_t));

@@ -52,7 +52,7 @@ void compare(const std::string& what, const Bytes& ours, const Bytes& expected, 
 Bytes cast_by(const Table& table, const Bytes& in, Float from, Float to, unsigned threads = 1) {
   const std::size_t count = in.size() / size_of(from);
   Bytes out(count * size_of(to));
-  cast_with(table, in.data(), from, out.data(), to, count, threads, false);
+  cast_with(table, {in.data(), from, out.data(), to, count}, threads);
   return out;
 }
 
@@ -134,13 +134,13 @@ void check_strides(const Table& table) {
       Bytes out(flat.size());
       const auto step = static_cast<std::ptrdiff_t>(size_of(from));
       const auto out_step = static_cast<std::ptrdiff_t>(size_of(to));
-      Job jobs[] = {{in.data(),
-                     from,
-                     out.data(),
-                     to,
-                     {{rows, step * static_cast<std::ptrdiff_t>(columns), out_step},
-                      {columns, step, out_step * static_cast<std::ptrdiff_t>(rows)}}}};
-      cast_many_with(table, jobs, 2, false);
+      const Job job{in.data(),
+                    from,
+                    out.data(),
+                    to,
+                    {{rows, step * static_cast<std::ptrdiff_t>(columns), out_step},
+                     {columns, step, out_step * static_cast<std::ptrdiff_t>(rows)}}};
+      cast_with(table, job, 2);
       compare(std::string(table.name) + ", transposed", out, expected, to);
     }
   }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import re
 import sys
 from pathlib import Path
@@ -15,19 +14,6 @@ import torch
 
 from habana_mp import hmp
 from helpers.each import each
-
-
-@pytest.mark.parametrize("name", ["autocast", "watch"])
-def test_a_function_that_stands_for_its_block_says_how_it_is_called(name: str) -> None:
-    function: Any = getattr(hmp, name)
-    with (
-        pytest.raises(TypeError, match=rf"`hmp\.{name}` must be called: write `with hmp\.{name}\(\"\w+\"\):`"),
-        function,
-    ):
-        pass
-    assert function.__name__ == name
-    assert function.__doc__
-    assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_a_block_of_convert_says_what_makes_one_and_converts() -> None:

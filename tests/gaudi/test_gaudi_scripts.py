@@ -92,35 +92,3 @@ def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, option: 
 
 def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
     assert number("final loss", started(tmp_path, SCRIPTS / "deepspeed_like.py", "--deterministic")) < 0.5
-
-
-NORMS = """
-import copy, torch
-import torch.distributed as dist
-from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
-size, rank, _ = initialize_distributed_hpu()
-dist.init_process_group("hccl", rank=rank, world_size=size)
-torch.manual_seed(0)
-for momentum in (0.1, None):
-    alone = torch.nn.BatchNorm1d(3, momentum=momentum).double()
-    torch.nn.init.normal_(alone.weight)
-    together = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).to("hpu")
-    part = slice(0, 2) if rank == 0 else slice(2, 5)
-    for _ in range(2):
-        x, weights = torch.randn(5, 3, 4, dtype=torch.float64) + 2, torch.randn(5, 3, 4, dtype=torch.float64)
-        y = x[part].clone().requires_grad_()
-        expected, found = alone(x.requires_grad_()), together(y)
-        (expected * weights).sum().backward(), (found * weights[part]).sum().backward()
-        assert torch.allclose(found, expected[part]) and torch.allclose(y.grad, x.grad[part])
-    dist.all_reduce(together.weight.grad)
-    assert torch.allclose(together.weight.grad, alone.weight.grad)
-    for name, one in alone.named_buffers():
-        assert torch.allclose(one, together.get_buffer(name)), name
-    assert torch.allclose(alone.eval()(x), together.eval()(x))
-print("done")
-"""
-
-
-def test_batch_norms_are_synchronised_on_a_cpu(tmp_path: Path) -> None:
-    (tmp_path / "norms.py").write_text(NORMS)
-    assert started(tmp_path, tmp_path / "norms.py", processes=2).count("done") == 2

@@ -32,7 +32,6 @@ FACES: dict[str, Callable[..., Array]] = {
 }
 every_path = each("path", PATHS)
 every_cast = each("source, target", CASTS)
-streamed_or_not = each("stream", [False, True])
 
 
 def torch_bits(bits: Array, source: str, target: str) -> Array:
@@ -43,9 +42,9 @@ def torch_bits(bits: Array, source: str, target: str) -> Array:
     return expected
 
 
-def our_bits(bits: Array, source: str, target: str, path: str, *, threads: int = 1, stream: bool = False) -> Array:
+def our_bits(bits: Array, source: str, target: str, path: str, *, threads: int = 1) -> Array:
     array = bits.astype(BITS[source], copy=False).view(DTYPES[source])
-    ours: Array = _core.kernels_cast_with(array, DTYPES[target], None, threads, path, stream).view(BITS[target])
+    ours: Array = _core.kernels_cast_with(array, DTYPES[target], None, threads, path).view(BITS[target])
     return ours
 
 

@@ -19,7 +19,6 @@ SOURCES = Path(__file__).parents[2] / "src"
 #: Those of the core, and what else goes where one is broken, since it stands on that.
 CORE: dict[str, set[str]] = {
     "cpython.definitions": set(),
-    "cpython.raise-instruction": set(),
     "cpython.slots": set(),
     "openmp.pause": set(),
     "openmp.threads": set(),

@@ -25,7 +25,6 @@ from helpers.arrays import (
     every_path,
     hard_bits,
     our_bits,
-    streamed_or_not,
     torch_bits,
 )
 from helpers.each import each
@@ -74,7 +73,7 @@ def test_denormals_are_kept_where_the_program_flushes_them(path: str, source: st
         pytest.skip("this processor cannot flush denormals")
     try:
         ours = our_bits(bits, source, target, path)
-        on_threads = our_bits(bits, source, target, path, threads=4, stream=True)
+        on_threads = our_bits(bits, source, target, path, threads=4)
     finally:
         torch.set_flush_denormal(False)
     assert_same_bits(ours, expected, target, bits)
@@ -108,10 +107,7 @@ def test_a_cast_to_the_same_type_copies_every_bit(path: str, dtype: str) -> None
 
 @every_path
 @every_cast
-@streamed_or_not
-def test_every_length_and_offset_is_cast_and_nothing_beside_it_is_touched(
-    path: str, source: str, target: str, stream: bool
-) -> None:
+def test_every_length_and_offset_is_cast_and_nothing_beside_it_is_touched(path: str, source: str, target: str) -> None:
     size = BITS[target].itemsize
     bits = np.random.default_rng(3).integers(0, 1 << 32, 1200, np.uint32).astype(BITS[source])
     expected = torch_bits(bits, source, target)
@@ -121,7 +117,7 @@ def test_every_length_and_offset_is_cast_and_nothing_beside_it_is_touched(
             array = bits[source_offset : source_offset + length].view(DTYPES[source])
             memory = np.full((target_offset + length + 40) * size, 0xA5, np.uint8)
             out = memory.view(DTYPES[target])[target_offset : target_offset + length]
-            _core.kernels_cast_with(array, DTYPES[target], out, 1, path, stream)
+            _core.kernels_cast_with(array, DTYPES[target], out, 1, path)
             assert_same_bits(out.view(BITS[target]), expected[source_offset : source_offset + length], target)
             assert (memory[: target_offset * size] == 0xA5).all()
             assert (memory[(target_offset + length) * size :] == 0xA5).all()
@@ -129,27 +125,25 @@ def test_every_length_and_offset_is_cast_and_nothing_beside_it_is_touched(
 
 @every_path
 @every_cast
-@streamed_or_not
-def test_arrays_at_odd_addresses_are_cast(path: str, source: str, target: str, stream: bool) -> None:
+def test_arrays_at_odd_addresses_are_cast(path: str, source: str, target: str) -> None:
     bits = np.random.default_rng(4).integers(0, 1 << 32, 40_000, np.uint32).astype(BITS[source])
     expected = torch_bits(bits, source, target)
     for length in (0, 1, 7, 33, 300, 40_000):
         given_bytes = bytearray(b"\0" + bits[:length].tobytes())
         array = np.frombuffer(given_bytes, DTYPES[source], length, offset=1)
         out = np.frombuffer(bytearray(length * BITS[target].itemsize + 1), DTYPES[target], length, offset=1)
-        _core.kernels_cast_with(array, DTYPES[target], out, 2, path, stream)
+        _core.kernels_cast_with(array, DTYPES[target], out, 2, path)
         assert_same_bits(out.copy().view(BITS[target]), expected[:length], target)
 
 
 @every_path
 @every_cast
-@streamed_or_not
 @each("threads", [1, 2, 4, 1000], parts=3)
-def test_the_number_of_threads_changes_nothing(path: str, source: str, target: str, stream: bool, threads: int) -> None:
+def test_the_number_of_threads_changes_nothing(path: str, source: str, target: str, threads: int) -> None:
     bits = np.random.default_rng(5).integers(0, 1 << 32, (1 << 18) + 77, np.uint32).astype(BITS[source])
     expected = torch_bits(bits, source, target)
     for length in (1 << 14, (1 << 14) + 1, (1 << 15) - 1, 1 << 15, 100_001, bits.size):
-        ours = our_bits(bits[:length], source, target, path, threads=threads, stream=stream)
+        ours = our_bits(bits[:length], source, target, path, threads=threads)
         assert_same_bits(ours, expected[:length], target, bits)
 
 

@@ -1,16 +1,15 @@
-"""Casts of arrays with strides, and of many arrays at once."""
+"""Casts of arrays with strides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from habana_mp import _core, kernels
+from habana_mp import _core
 from helpers.arrays import (
     BITS,
     CASTS,
@@ -21,7 +20,6 @@ from helpers.arrays import (
     every_cast,
     every_path,
     random_bits,
-    streamed_or_not,
     torch_bits,
 )
 from helpers.each import each
@@ -33,10 +31,9 @@ def assert_strided_cast(array: Array, out: Array, source: str, target: str, path
     """`array` and `out` are bits, in their strides."""
     expected = torch_bits(np.ascontiguousarray(array), source, target)
     given = array.view(DTYPES[source]), DTYPES[target], out.view(DTYPES[target])
-    for stream in (False, True):
-        out[...] = 0xA5A5
-        _core.kernels_cast_with(*given, threads, path, stream)
-        assert_same_bits(np.ascontiguousarray(out).ravel(), expected.ravel(), target)
+    out[...] = 0xA5A5
+    _core.kernels_cast_with(*given, threads, path)
+    assert_same_bits(np.ascontiguousarray(out).ravel(), expected.ravel(), target)
 
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Array], Array], Callable[[Array], Array]]] = {
@@ -79,7 +76,7 @@ def test_arrays_of_any_strides_become_what_torch_makes_of_them(
 def test_a_strided_copy_keeps_every_bit(dtype: str, layout: str) -> None:
     shape, view, out_view = LAYOUTS[layout]
     array, out = view(random_bits(shape, dtype)), out_view(np.zeros(shape, BITS[dtype]))
-    _core.kernels_cast_with(array.view(DTYPES[dtype]), DTYPES[dtype], out.view(DTYPES[dtype]), 2, PATHS[-1], False)
+    _core.kernels_cast_with(array.view(DTYPES[dtype]), DTYPES[dtype], out.view(DTYPES[dtype]), 2, PATHS[-1])
     assert np.array_equal(out, array)
 
 
@@ -102,41 +99,6 @@ def test_random_views_are_cast_and_nothing_beside_them_is_touched(data: st.DataO
     array, expected = view(memory), out_memory.copy()
     out_view(expected)[...] = torch_bits(np.ascontiguousarray(array), source, target)
     _core.kernels_cast_with(
-        array.view(DTYPES[source]), DTYPES[target], out_view(out_memory).view(DTYPES[target]), 2, path, True
+        array.view(DTYPES[source]), DTYPES[target], out_view(out_memory).view(DTYPES[target]), 2, path
     )
     assert_same_bits(out_memory.ravel(), expected.ravel(), target)
-
-
-@every_path
-@each("threads", [1, 2, 5])
-@streamed_or_not
-def test_many_arrays_at_once_become_what_each_would_alone(path: str, threads: int, stream: bool) -> None:
-    random = np.random.default_rng(11)
-    names = list(DTYPES)
-    lengths = [0, 1, 31, 70_000, 5, 0, 100_001, 1 << 17, *random.integers(0, 3000, 60).tolist()]
-    sources, outs, expected = [], [], []
-    for number, length in enumerate(lengths):
-        source, target = names[number % 3], names[number // 3 % 3]
-        bits = random_bits((length,), source, seed=number)
-        out = np.zeros(length, BITS[target])
-        if number % 5 == 4:  # some of them transposed
-            bits, out = np.resize(bits, (7, length)).T, np.zeros((length, 7), BITS[target])
-        sources.append(bits.view(DTYPES[source]))
-        outs.append(out.view(DTYPES[target]))
-        expected.append((torch_bits(np.ascontiguousarray(bits), source, target), target))
-    _core.kernels_cast_many_with(sources, outs, threads, path, stream)
-    for out, (bits, target) in zip(outs, expected, strict=True):
-        assert_same_bits(np.ascontiguousarray(out).view(BITS[target]).ravel(), bits.ravel(), target)
-
-
-def test_cast_many_casts_a_large_model_on_threads() -> None:
-    arrays = [
-        np.random.default_rng(size).standard_normal(size, dtype=np.float32) for size in (1 << 22, 7, 1 << 23, 999)
-    ]
-    outs = [np.empty(array.size, ml_dtypes.bfloat16) for array in arrays]
-    for threads in (1, 2, None):
-        for out in outs:
-            out[...] = 0
-        kernels.cast_many(arrays, outs, threads)
-        for array, out in zip(arrays, outs, strict=True):
-            assert_same_bits(out.view(np.uint16), torch_bits(array.view(np.uint32), "float32", "bfloat16"), "bfloat16")

@@ -33,63 +33,6 @@ def test_a_child_forked_after_torch_used_its_threads_does_without_them(before: s
     assert result.stdout.strip() == "done", result.stderr
 
 
-def test_a_child_forked_after_the_threads_were_used_casts_on_threads_of_its_own() -> None:
-    program = """
-        import os, signal, sys, threading
-        import numpy as np
-        from habana_mp import kernels
-
-        array = np.arange(1 << 21, dtype=np.float32)
-        expected = kernels.to_bfloat16(array, threads=2).tobytes()
-        stop = threading.Event()
-
-        def keep_casting():
-            while not stop.is_set():
-                kernels.to_bfloat16(array, threads=2)
-
-        busy = threading.Thread(target=keep_casting)
-        busy.start()
-        def cast_as_a_child(threads):
-            signal.alarm(30)
-            before = len(os.listdir("/proc/self/task"))
-            for _ in range(5):
-                if kernels.to_bfloat16(array, threads=threads).tobytes() != expected:
-                    os._exit(1)
-            if len(os.listdir("/proc/self/task")) != before + threads - 1:
-                os._exit(2)
-
-        def ended_well(child):
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-        for attempt in range(10):
-            child = os.fork()
-            if child == 0:
-                cast_as_a_child(2)
-                grandchild = os.fork()
-                if grandchild == 0:
-                    cast_as_a_child(3)
-                    os._exit(0)
-                os._exit(0 if ended_well(grandchild) else 3)
-            assert ended_well(child)
-            assert kernels.to_bfloat16(array, threads=2).tobytes() == expected
-
-        # the whole way out of an interpreter, with and without threads of its own
-        for threads in (1, 2):
-            child = os.fork()
-            if child == 0:
-                if threads > 1:
-                    cast_as_a_child(threads)
-                signal.alarm(30)
-                sys.exit(0)
-            assert ended_well(child)
-        stop.set()
-        busy.join()
-        print("done")
-    """
-    done = run_python(program)
-    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
-
-
 @pytest.mark.parametrize(
     "ending", ["", "sys.exit(0)", "os._exit(0)", "threading.Thread(target=cast, daemon=True).start()"]
 )

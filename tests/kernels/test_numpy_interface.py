@@ -171,48 +171,6 @@ def test_an_out_beside_the_array_in_the_same_memory_is_no_overlap() -> None:
 
 
 @each(
-    "sources, outs, error, message",
-    [
-        (F32, [F32], TypeError, "`sources` must be a list or a tuple of NumPy arrays, got ndarray"),
-        ([F32], None, TypeError, "`outs` must be a list or a tuple of NumPy arrays, got NoneType"),
-        ([F32], [], ValueError, "`outs` must have as many arrays as `sources`, 1, got 0"),
-        ([F32, 1.0], [F32, F32], TypeError, r"`sources\[1\]` must be a NumPy array .*, got float"),
-        ([F32], [np.ones((2, 3))], TypeError, r"`outs\[0\]` must be of float32.*, got an array of float64"),
-        (
-            [F32],
-            [np.ones((3, 2), np.float16)],
-            ValueError,
-            r"`outs\[0\]` must have the shape of `sources\[0\]`, \(2, 3\)",
-        ),
-        ([F32], [F32], ValueError, r"`outs\[0\]` must not overlap `sources\[0\]`"),
-        (
-            [F32, F32],
-            [F32.astype(np.float16), np.broadcast_to(np.float16(1), (2, 3))],
-            ValueError,
-            r"`outs\[1\]` must be writeable, got a read-only array",
-        ),
-    ],
-)
-def test_unfit_lists_of_arrays_are_an_error_that_says_which_one(
-    sources: Any, outs: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        kernels.cast_many(sources, outs)
-
-
-def test_an_out_among_many_that_overlaps_any_other_array_is_an_error() -> None:
-    memory = np.zeros(100, np.float32)
-    half = memory.view(np.float16)
-    other = np.ones(10, np.float32)
-    with pytest.raises(ValueError, match=r"`outs\[1\]` must not overlap `sources\[0\]`, got arrays that share memory"):
-        kernels.cast_many([memory[:10], other], [np.empty(10, np.float16), half[15:25]])
-    with pytest.raises(ValueError, match=r"`outs\[.\]` must not overlap `outs\[.\]`"):
-        kernels.cast_many([other, other], [half[:10], half[9:19]])
-    kernels.cast_many([other, other, memory[50:60]], [half[:10], half[10:20], half[20:30]])
-    assert half[:30].tolist() == [1.0] * 20 + [0.0] * 10
-
-
-@each(
     "threads, error, message",
     [
         (0, ValueError, "`threads` must be at least 1, got 0"),

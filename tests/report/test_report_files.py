@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -12,13 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import rich.console
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from habana_mp import Report, Row, hmp
+from habana_mp import Report, hmp
 from habana_mp.policy import in_force
 from habana_mp.reporting import counting
 from habana_mp.reporting.merging import merged
@@ -275,24 +273,6 @@ def test_without_pandas_it_is_said_what_to_install(recorded: Report, monkeypatch
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r"to_dataframe\(\) needs pandas.*\(pip install pandas\)"):
         recorded.to_dataframe()
-
-
-def test_rich_shows_the_words_and_the_rows(recorded: Report) -> None:
-    console = rich.console.Console(file=io.StringIO(), width=2000)  # no sentence is wrapped
-    console.print(recorded)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]  # it is that StringIO
-    for words in recorded.words:
-        assert words in shown
-    for row in recorded:
-        assert re.search(rf"{row.operation} +{row.precision} .*{re.escape(row.place)}", shown)
-
-
-def test_rich_takes_brackets_as_they_are() -> None:
-    console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(Report((Row("own::[bold]op", "bf16", 1, 0, 0, "list", "[red].txt:1"),)))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]  # as above
-    assert "own::[bold]op" in shown
-    assert "[red].txt:1" in shown
 
 
 # ---- reports that are put together ----------------------------------------------------------------------------------

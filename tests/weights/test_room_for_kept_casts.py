@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -187,33 +184,3 @@ def test_another_convert_reads_the_free_memory_anew(files: Files) -> None:
     files(meminfo=available(0))
     use(given)
     assert kept().weights == 2
-
-
-def test_a_process_with_a_limit_of_its_own_keeps_what_fits() -> None:
-    """The weights' casts take 128 MB in all, and the process may take 120 MB more."""
-    script = f"""
-        import resource, torch
-        import torch.nn.functional as F
-        from habana_mp import hmp
-
-        torch.set_num_threads(1)
-        hmp.convert()
-        weights = [torch.nn.Parameter(torch.full({SIDE}, 0.5), requires_grad=False) for _ in range(8)]
-        x = torch.ones(1, {SIDE[1]})
-        F.linear(x, torch.nn.Parameter(torch.ones(8, {SIDE[1]})))
-        pages = int(open("/proc/self/statm").read().split()[0])
-        limit = pages * resource.getpagesize() + (120 << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        for _ in range(3):
-            for one in weights:
-                assert F.linear(x, one)[0, 0] == {SIDE[1] // 2}
-        now = hmp.report(show=False).weights
-        print(now.bytes >> 20, list(now.reasons))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    size, _, reasons = done.stdout.strip().partition(" ")
-    assert 32 <= int(size) <= 80
-    assert reasons == "['the limit was reached']"

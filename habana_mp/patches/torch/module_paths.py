@@ -6,7 +6,6 @@ whose forward runs, or the larger module that holds it if it is called alone, as
 
 from __future__ import annotations
 
-import heapq
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -37,50 +36,31 @@ wrappers: dict[str, str] = {}
 
 
 class _Roots:
-    """Names of root modules: the name of the class, with the lowest number that no living module of the class has."""
+    """Names of root modules: the name of the class, with a number from 2 on while others of the class live."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
-        self._taken: set[str] = set()
-        #: By class: how many numbers were given out, and which were returned.
-        self._given: dict[str, int] = {}
-        self._free: dict[str, list[int]] = {}
-        #: Held, since modules also die at the exit of Python, when the names of this module are gone.
-        self._push = heapq.heappush
+        #: By class: how many live, and the last number.
+        self._living: dict[str, int] = {}
+        self._last: dict[str, int] = {}
 
     def name_of(self, module: torch.nn.Module, kind: str) -> str:
         known = self._names.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        passed_over = []  # a class may have the name of another one with its number
-        while True:
-            number = self._number(kind)
-            name = kind if number == 1 else f"{kind}#{number}"
-            if name not in self._taken:
-                break
-            passed_over.append(number)
-        for one in passed_over:
-            self._push(self._free.setdefault(kind, []), one)
-        self._taken.add(name)
-        reference = weakref.ref(module, partial(self._forget, id(module), kind, number, name))
-        self._names[id(module)] = reference, name
+        self._living[kind] = self._living.get(kind, 0) + 1
+        number = self._last[kind] = self._last.get(kind, 0) + 1
+        name = kind if number == 1 else f"{kind}#{number}"
+        self._names[id(module)] = weakref.ref(module, partial(self._forget, id(module), kind)), name
         return name
 
-    def _number(self, kind: str) -> int:
-        if self._free.get(kind):
-            return heapq.heappop(self._free[kind])
-        self._given[kind] = self._given.get(kind, 0) + 1
-        return self._given[kind]
-
-    def _forget(self, key: int, kind: str, number: int, name: str, gone: weakref.ref[torch.nn.Module]) -> None:
+    def _forget(self, key: int, kind: str, gone: weakref.ref[torch.nn.Module]) -> None:
         known = self._names.get(key)
         if known is not None and known[0] is gone:
             del self._names[key]
-        self._taken.discard(name)
-        free = self._free.setdefault(kind, [])
-        self._push(free, number)
-        if len(free) == self._given.get(kind):
-            del self._free[kind], self._given[kind]  # no number is in use
+        self._living[kind] -= 1
+        if not self._living[kind]:
+            del self._living[kind], self._last[kind]
 
 
 _roots = _Roots()

@@ -149,10 +149,10 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
     made = host::allocate_like(source, to, values);
     if (!made) return nullptr;
   }
-  kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
-                   tensor::float_of(to), std::move(axes));
+  const kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
+                         tensor::float_of(to), std::move(axes));
   const unsigned threads = host::torch_threads();
-  tensor::run_kernel(count, [&] { kernels::cast_many({&job, 1}, threads); });
+  tensor::run_kernel(count, [&] { kernels::cast(job, threads); });
   seen.bytes += tensor::bytes_as(to, count);
   return made;
 }

@@ -44,11 +44,10 @@ void reorder(const DLTensor& from, void* target, const Strides& strides, Kind ki
     axes.push_back({static_cast<std::size_t>(from.shape[i]), from.strides[i] * bytes,
                     strides[static_cast<std::size_t>(i)] * bytes});
   }
-  kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, tensor::float_of(kind), target,
-                   tensor::float_of(kind), std::move(axes));
+  const kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, tensor::float_of(kind), target,
+                         tensor::float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
-  // Torch's operation on these images runs right before or after, so its threads are awake.
-  tensor::run_kernel(host::count_in(from), [&] { kernels::cast_many_beside_team({&job, 1}, threads); });
+  tensor::run_kernel(host::count_in(from), [&] { kernels::cast(job, threads); });
 }
 
 // Returns a new tensor like the images in channels-last order. Returns null, perhaps with an exception set, if that

@@ -2,7 +2,6 @@
 #include <string>
 #include <vector>
 
-#include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "engine/call.hpp"
 #include "engine/rule.hpp"
@@ -87,23 +86,17 @@ Function make_function(const py::object& function, const py::object& shown, cons
   return Function(function, shown, operation, rule);
 }
 
-// The values are (arguments, keywords).
-template <typename Called>
-py::object call_through_engine(PyObject* self, Values values) {
-  return py::handle(self).cast<Called&>().call(argument<py::tuple>(values[0]), argument<py::dict>(values[1]));
-}
-
 }  // namespace
 
 void register_functions(py::module_& module) {
   py::class_<Function> function(module, "Function", "A Python function that is called through the engine.");
   function.def("__init__", &Constructor<make_function>::call, is_constructor, py::arg("function"), py::arg("shown"),
                py::arg("operation"), py::arg("rule"));
-  define_plain_method<&call_through_engine<Function>, 2>(function, "call");
+  function.def("call", &Function::call);
   py::class_<Composite> composite(module, "Composite", "A Python function of torch's that lists may cover.");
   composite.def("__init__", &Constructor<make_composite>::call, is_constructor, py::arg("function"), py::arg("called"),
                 py::arg("operation"));
-  define_plain_method<&call_through_engine<Composite>, 2>(composite, "call");
+  composite.def("call", &Composite::call);
 }
 
 }  // namespace habana_mp

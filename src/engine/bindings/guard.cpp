@@ -1,7 +1,6 @@
 // The guard against values that are not finite.
 #include "engine/guard.hpp"
 
-#include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "host/modes.hpp"
 #include "watch/finite.hpp"
@@ -21,11 +20,6 @@ Py_ssize_t worst_gradient(const py::list& parameters) {
   return -1;
 }
 
-py::object call_unguarded(Values values) {
-  const engine::UnguardedBlock block;
-  return called(PyObject_CallNoArgs(values[0]));
-}
-
 }  // namespace
 
 void register_guard(py::module_& module) {
@@ -37,7 +31,10 @@ void register_guard(py::module_& module) {
   });
   module.def("worst_gradient", &worst_gradient);
   module.def("computes_gradient", &host::gradients_are_worked_out);
-  define_c_function<&call_unguarded, 1>(module, "call_unguarded");
+  module.def("call_unguarded", [](const py::object& function) {
+    const engine::UnguardedBlock block;
+    return called(PyObject_CallNoArgs(function.ptr()));
+  });
   module.def("guarded_largest", [] {
     py::dict largest;
     engine::for_each_largest([&](const std::string& operation, float value) { largest[operation.c_str()] = value; });

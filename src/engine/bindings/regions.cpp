@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "engine/module_rules.hpp"
 #include "engine/modules.hpp"
@@ -39,22 +38,19 @@ engine::RuleSet& region(std::uint64_t number) {
   return *set;
 }
 
-// The values are (owner, number). Returns false if the region belongs to an earlier installation. This may write to the
-// log, which runs code outside this package, so it is a plain function (c_functions.hpp).
-py::object enter_region(Values values) {
-  const std::uint64_t number = number_argument(values[1]);
+// Returns false if the region belongs to an earlier installation.
+bool enter_region(const py::object& owner, std::uint64_t number) {
   const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
-  if (set != nullptr && set->installation != engine::installation_number()) return py::bool_(false);
-  engine::enter_region(values[0], set);
-  return py::bool_(true);
+  if (set != nullptr && set->installation != engine::installation_number()) return false;
+  engine::enter_region(owner.ptr(), set);
+  return true;
 }
 
-py::object leave_region(Values values) {
-  if (!engine::leave_region(values[0])) {
+void leave_region(const py::object& owner) {
+  if (!engine::leave_region(owner.ptr())) {
     throw std::runtime_error(
         "a block of `disable_casts` or `autocast` is left that was not entered in this thread, or was left already");
   }
-  return py::none();
 }
 
 // Returns the number of a rule set, and true if torch.compile can tell it from others. `lists`: see
@@ -105,8 +101,8 @@ void register_regions(py::module_& module) {
   module.def("region_is_put_in",
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
-  define_c_function<&enter_region, 2>(module, "enter_region");
-  define_c_function<&leave_region, 1>(module, "leave_region");
+  module.def("enter_region", &enter_region);
+  module.def("leave_region", &leave_region);
   module.def("current_region", [] {
     const engine::RuleSet* set = engine::base_of(thread_state.region);
     return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};

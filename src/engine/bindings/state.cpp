@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "engine/region.hpp"
 #include "engine/rule.hpp"
@@ -53,10 +52,7 @@ py::object with_lists_suspended(const Call& call) {
 // Returns the result of the backward of a Python function. torch.autocast does not apply in a backward, so convert's
 // lists are suspended there. They apply again while autograd tracks operations, since such code repeats a forward. In
 // an open region the lists apply throughout.
-py::object call_backward(Values values) {
-  const auto function = py::reinterpret_borrow<py::object>(values[0]);
-  const auto arguments = argument<py::tuple>(values[1]);
-  const auto keywords = argument<py::dict>(values[2]);
+py::object call_backward(const py::object& function, const py::tuple& arguments, const py::dict& keywords) {
   engine::CastState wanted = engine::current_state();
   const bool falls_silent =
       engine::policy_is_installed && engine::base_of(wanted.region) == nullptr && !wanted.lists_suspended;
@@ -68,40 +64,33 @@ py::object call_backward(Values values) {
   return in_state(wanted, [&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
 }
 
-py::object call_without_casts_inside(Values values) {
+py::object call_without_casts_inside(const py::object& function, const py::object& argument) {
   const host::NoCastsInside off;
-  return called(PyObject_CallOneArg(values[0], values[1]));
+  return called(PyObject_CallOneArg(function.ptr(), argument.ptr()));
 }
 
-py::object call_with_lists_suspended(Values values) {
-  return with_lists_suspended([&] { return PyObject_CallOneArg(values[0], values[1]); });
+py::object call_with_lists_suspended(const py::object& function, const py::object& argument) {
+  return with_lists_suspended([&] { return PyObject_CallOneArg(function.ptr(), argument.ptr()); });
 }
 
-py::object call_compiled(Values values) {
-  const auto arguments = argument<py::tuple>(values[1]);
-  const auto keywords = argument<py::dict>(values[2]);
+py::object call_compiled(const py::object& function, const py::tuple& arguments, const py::dict& keywords) {
   return with_lists_suspended([&] {
     ++thread_state.compiled_runs;
-    PyObject* result = PyObject_Call(values[0], arguments.ptr(), keywords.ptr());
+    PyObject* result = PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr());
     --thread_state.compiled_runs;
     return result;
   });
 }
 
-// The values are (function, its argument, the tensors that it writes to).
-py::object call_writer(Values values) {
-  const auto written = argument<py::list>(values[2]);
-  const auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
+// `written` are the tensors that the function writes to.
+py::object call_writer(const py::object& function, const py::object& argument, const py::list& written) {
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(function.ptr(), argument.ptr()));
   {
     const HeldError held;
     for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr());
   }
   if (!result) throw py::error_already_set();
   return result;
-}
-
-py::object exchange_state(Values values) {
-  return py::int_(engine::pack(engine::exchange_state(engine::unpack(number_argument(values[0])))));
 }
 
 }  // namespace
@@ -117,15 +106,16 @@ void register_state(py::module_& module) {
     weights::drop_trained();
   });
   // One call each: between several calls from Python, a signal handler could raise an exception.
-  define_c_function<&call_without_casts_inside, 2>(module, "call_without_casts_inside");
-  define_c_function<&call_with_lists_suspended, 2>(module, "call_with_lists_suspended");
-  define_c_function<&call_compiled, 3>(module, "call_compiled");
-  define_c_function<&call_backward, 3>(module, "call_backward");
-  define_c_function<&call_writer, 3>(module, "call_writer");
+  module.def("call_without_casts_inside", &call_without_casts_inside);
+  module.def("call_with_lists_suspended", &call_with_lists_suspended);
+  module.def("call_compiled", &call_compiled);
+  module.def("call_backward", &call_backward);
+  module.def("call_writer", &call_writer);
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.attr("state_without_casts") = engine::pack({true, false, false, nullptr, false});
-  define_c_function<&exchange_state, 1>(module, "exchange_state");
+  module.def("exchange_state",
+             [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
   module.def("number_of_suspension", [] {
     const std::optional<std::uint64_t> number = engine::number_of_suspension();
     or_throw(number.has_value());

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "engine/call.hpp"
 #include "engine/known_tensors.hpp"
@@ -42,12 +41,11 @@ std::pair<py::object, std::size_t> count_calls(const py::object& function, const
   return {std::move(result), calls_of_counted};
 }
 
-// The values are (function, the function to call if that one is not tapped, arguments, keywords).
-py::object call_by_slot(Values values) {
-  const auto arguments = argument<py::tuple>(values[2]);
-  const auto keywords = argument<py::dict>(values[3]);
-  PyObject* const function = host::TappedFunction::is_tapped_by_anybody(values[0]) ? values[0] : values[1];
-  return called(PyObject_Call(function, arguments.ptr(), keywords.ptr()));
+// Calls `answering` if the function is not tapped.
+py::object call_by_slot(const py::object& function, const py::object& answering, const py::tuple& arguments,
+                        const py::dict& keywords) {
+  const bool is_tapped = host::TappedFunction::is_tapped_by_anybody(function.ptr());
+  return called(PyObject_Call((is_tapped ? function : answering).ptr(), arguments.ptr(), keywords.ptr()));
 }
 
 void wait_for_modules(const py::object& call_impl, const py::object& answering,
@@ -108,7 +106,7 @@ void register_taps(py::module_& module) {
   module.def("stop_following_modules", &engine::stop_following_modules);
   module.def("stop_waiting_for_modules", &engine::stop_waiting_for_modules);
   module.def("count_calls", &count_calls);
-  define_c_function<&call_by_slot, 4>(module, "call_by_slot");
+  module.def("call_by_slot", &call_by_slot);
 }
 
 }  // namespace habana_mp

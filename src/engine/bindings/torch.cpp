@@ -51,7 +51,6 @@ void register_torch(py::module_& module) {
     or_throw(host::bind_reader());
     host::bind_modes();
     or_throw(engine::bind_flags());
-    host::bind_callers();
     host::bind_inside();
     host::bind_aten();
     host::bind_casts_inside();
