@@ -71,7 +71,6 @@ SLOW = [
     "tests/host/test_assumptions.py",
     "tests/host/test_monkey_patches.py",
     "tests/install/test_installation.py",
-    "tests/weights/test_every_operator.py",
     "tests/weights/test_packed_products.py",
     "tests/weights/test_weight_changes.py",
 ]
