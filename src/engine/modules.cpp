@@ -124,7 +124,7 @@ void stop_following_modules() noexcept {
 
 bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver) {
   if (!can_follow_modules(call_impl)) return false;
-  free_module_rule_sets();
+  free_marks_in_modules();
   set_module_rules(resolver);
   if (!std::exchange(rules_depend_on_modules, true)) put_stub_in(call_impl, answering);
   return true;

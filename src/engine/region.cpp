@@ -102,7 +102,7 @@ void switch_region_device(bool on) noexcept {
   }
 }
 
-void write_region_dtype(std::uint64_t from, std::uint64_t to) noexcept {
+void write_region_dtype(std::uint64_t to) noexcept {
   if (region_device.dtypes == nullptr) return;
   // Dynamo ignores the dtype while autocast is off.
   if (!dtype_numbers.empty()) {
@@ -112,7 +112,7 @@ void write_region_dtype(std::uint64_t from, std::uint64_t to) noexcept {
   }
   setting_region_device = true;
   const AutocastRegion entering = thread_state.entering;  // these calls are watched, and the watch changes it
-  if ((from != 0) != (to != 0)) switch_region_device(to != 0);
+  switch_region_device(to != 0);
   call_with_device(region_device.set_autocast_dtype,
                    PyTuple_GET_ITEM(region_device.dtypes, static_cast<Py_ssize_t>(to)));
   thread_state.entering = entering;
@@ -122,21 +122,19 @@ void write_region_dtype(std::uint64_t from, std::uint64_t to) noexcept {
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
 // Returns the number of the region dtype that shows this set. A set without one is shown as no region; torch.compile
-// then compiles nothing (habana_mp/patches/torch/module_rules.py).
-std::uint64_t shown_number_of(const RuleSet* set) noexcept {
-  return set == nullptr || !is_shown_to_compilers(*set) ? 0 : set->number;
-}
+// then compiles nothing (habana_mp/patches/torch/rules_in_modules.py).
+std::uint64_t mark_of(const RuleSet* set) noexcept { return set == nullptr ? 0 : set->mark; }
 
-// Returns the set's own number if its suspension has no number. The region dtype then cannot show that the lists are
+// Returns the set's own mark if its suspension has none. The region dtype then cannot show that the lists are
 // suspended.
-std::uint64_t number_of(const RuleSet* set, bool lists_suspended, bool until_tracking) noexcept {
-  if (!lists_suspended) return shown_number_of(set);
+std::uint64_t mark_of(const RuleSet* set, bool lists_suspended, bool until_tracking) noexcept {
+  if (!lists_suspended) return mark_of(set);
   const std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
   for (std::size_t number = 0; number < all.size(); ++number) {
     const MeaningOfDtype& meaning = all[number];
     if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == set) return number;
   }
-  return shown_number_of(set);
+  return mark_of(set);
 }
 
 // Sets the part of a state that the region dtype shows.
@@ -144,8 +142,7 @@ inline void exchange_lists(ThreadState& state, const CastState& before, const Ca
   if (wanted.region == before.region && wanted.lists_suspended == before.lists_suspended &&
       wanted.suspended_until_tracking == before.suspended_until_tracking)
     return;
-  write_region_dtype(number_of(before.region, before.lists_suspended, before.suspended_until_tracking),
-                     number_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
+  write_region_dtype(mark_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
   state.region = wanted.region;
   state.lists_suspended = wanted.lists_suspended;
   state.suspended_until_tracking = wanted.suspended_until_tracking;
@@ -177,7 +174,8 @@ RuleSet* intern_rule_set(RuleSet&& content) {
   }
   if (!may_tell_more()) return nullptr;
   meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
-  content.number = static_cast<std::uint16_t>(meanings_of_dtypes().size());
+  content.mark = static_cast<std::uint16_t>(meanings_of_dtypes().size());
+  content.number = content.mark;
   RuleSet* made = &sets().emplace_back(std::move(content));
   if (made->after_tracked_cast != nullptr) immortal(made->after_tracked_cast);  // the set is never freed either
   meanings_of_dtypes().push_back({made});
@@ -190,7 +188,8 @@ RuleSet* rule_set_of_modules() {
   of_modules = &sets().emplace_back();
   of_modules->rules.fill(&no_rule);
   of_modules->device = RuleSet::Device::any;
-  of_modules->number = static_cast<std::uint16_t>(meanings_of_dtypes().size());
+  of_modules->mark = static_cast<std::uint16_t>(meanings_of_dtypes().size());
+  of_modules->number = of_modules->mark;
   meanings_of_dtypes().push_back({of_modules});
   return of_modules;
 }
@@ -201,64 +200,54 @@ bool is_of_modules(const RuleSet* set) noexcept { return set != nullptr && base_
 
 namespace {
 
-// The number of the first set for which no region dtype was left.
-constexpr std::uint16_t first_hidden = 1024;
-std::uint16_t next_hidden = first_hidden;
+// The number of the first set for rules in modules. A set of a region has the number of its mark, which is smaller.
+constexpr std::uint32_t first_in_modules = 1024;
+std::uint32_t next_in_modules = first_in_modules;
 
-// Dtypes that are left for regions.
+// Marks that are left for regions.
 constexpr std::size_t left_for_regions = 4;
 
-std::uint16_t new_number_in_modules() {
-  const std::size_t next = meanings_of_dtypes().size();
-  const bool is_shown = region_device.dtypes == nullptr ||
-                        next + left_for_regions < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes));
-  if (is_shown) return static_cast<std::uint16_t>(next);
-  return next_hidden == std::numeric_limits<std::uint16_t>::max() ? std::uint16_t{0} : next_hidden;
+// Gives the set a mark, if one is left.
+void mark(RuleSet& set) {
+  std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
+  auto free = std::find_if(all.begin() + 1, all.end(), [](const MeaningOfDtype& one) { return one.set == nullptr; });
+  if (free == all.end()) {
+    const bool is_left =
+        region_device.dtypes == nullptr ||
+        all.size() + left_for_regions < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes));
+    if (!is_left) return;
+    free = all.insert(all.end(), MeaningOfDtype{});
+  }
+  *free = {&set};
+  set.mark = static_cast<std::uint16_t>(free - all.begin());
 }
 
 }  // namespace
 
-bool is_shown_to_compilers(const RuleSet& set) noexcept { return set.number < first_hidden; }
-
-RuleSet* make_module_rule_set(RuleSet&& content) {
+RuleSet* module_rule_set(RuleSet&& content) {
   content.is_in_modules = true;
-  for (RuleSet& known : sets()) {
-    if (!known.is_free) continue;
-    content.number = known.number;
-    known = std::move(content);
-    return &known;
-  }
-  content.number = new_number_in_modules();
-  if (content.number == 0) {
-    PyErr_SetString(PyExc_RuntimeError, "habana_mp: the rules of more than 64000 modules differ; use fewer rules");
-    return nullptr;
-  }
-  meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
-  RuleSet* made = &sets().emplace_back(std::move(content));
-  if (is_shown_to_compilers(*made)) {
-    meanings_of_dtypes().push_back({made});
-  } else {
-    ++next_hidden;
-  }
-  return made;
-}
-
-RuleSet* known_module_rule_set(const RuleSet& content) noexcept {
-  const auto found = std::find_if(sets().begin(), sets().end(), [&](const RuleSet& known) {
-    return known.is_in_modules && !known.is_free && known.base == content.base && known.device == content.device &&
-           known.name == content.name && known.after_tracked_cast == content.after_tracked_cast &&
-           known.rules == content.rules;
+  const auto known = std::find_if(sets().begin(), sets().end(), [&](const RuleSet& one) {
+    return one.is_in_modules && one.base == content.base && one.device == content.device && one.name == content.name &&
+           one.after_tracked_cast == content.after_tracked_cast && one.rules == content.rules;
   });
-  return found == sets().end() ? nullptr : &*found;
+  RuleSet* set = known != sets().end() ? &*known : nullptr;
+  if (set == nullptr) {
+    content.number = next_in_modules;
+    set = &sets().emplace_back(std::move(content));
+    ++next_in_modules;
+  } else {
+    set->covered = std::move(content.covered);
+  }
+  if (set->mark == 0) mark(*set);
+  return set;
 }
 
-void free_module_rule_sets() noexcept {
-  const auto is_in_use = [](const RuleSet& set) {
-    return thread_state.region == &set ||
-           std::ranges::any_of(entrances(), [&](const Entrance& one) { return one.before.region == &set; });
-  };
+void free_marks_in_modules() noexcept {
+  for (MeaningOfDtype& one : meanings_of_dtypes()) {
+    if (one.set != nullptr && one.set->is_in_modules) one = {};
+  }
   for (RuleSet& set : sets()) {
-    if (set.is_in_modules && !is_in_use(set)) set.is_free = true;
+    if (set.is_in_modules) set.mark = 0;
   }
 }
 
@@ -270,8 +259,8 @@ RuleSet* rule_set(std::uint64_t number) noexcept {
 
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
   const RuleSet* set = thread_state.region;
-  const std::uint64_t known = number_of(set, true, until_tracking);
-  if (known != shown_number_of(set)) return known;
+  const std::uint64_t known = mark_of(set, true, until_tracking);
+  if (known != mark_of(set)) return known;
   if (!may_tell_more()) return std::nullopt;
   meanings_of_dtypes().push_back({set, true, until_tracking});
   return meanings_of_dtypes().size() - 1;

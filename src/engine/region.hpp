@@ -13,7 +13,9 @@
 
 namespace habana_mp::engine {
 
-// The rules of a region's lists. Sets are shared and never freed, since a call may be running in another thread.
+// The rules of a region's lists. Sets are shared, and neither changed nor freed: a call may be running in another
+// thread, and a checkpointed block may run again. (The content of the set for modules, below, is exchanged by
+// `convert`.)
 struct RuleSet {
   // The device whose tensors are cast. torch distinguishes all devices; this type distinguishes the CPU and the
   // accelerator.
@@ -27,9 +29,9 @@ struct RuleSet {
   // For the rules in some module (module_rules.hpp): the set whose lists they change, or null for convert's.
   bool is_in_modules = false;
   const RuleSet* base = nullptr;
-  bool is_free = false;  // no configuration uses the set any more, so a new one may use it
 
-  std::uint16_t number = 0;        // 1 for the first set
+  std::uint32_t number = 0;        // from 1 on; never reused
+  std::uint16_t mark = 0;          // the number of the region dtype by which torch.compile sees it; 0 if there is none
   std::uint32_t installation = 0;  // the installation under which its targets were last patched
   struct Covered {
     Target* target;
@@ -51,16 +53,10 @@ RuleSet* known_rule_set_of_modules() noexcept;
 // True if `set` is that set or was made from it. In this case the user has opened no region.
 bool is_of_modules(const RuleSet* set) noexcept;
 
-// Returns a set for the rules in some module, with this content. It may reuse a free set. Null with a Python exception
-// set if there are too many sets.
-RuleSet* make_module_rule_set(RuleSet&& content);
-// Returns the set for rules in some module that has this content and is not free, or null.
-RuleSet* known_module_rule_set(const RuleSet& content) noexcept;
-// Frees these sets, except for those that this thread still uses. Called when the configuration changes and compiled
-// code is dropped.
-void free_module_rule_sets() noexcept;
-// True if torch.compile can distinguish this set from others.
-bool is_shown_to_compilers(const RuleSet& set) noexcept;
+// Returns the set for the rules in some module that has this content; makes it if it is new.
+RuleSet* module_rule_set(RuleSet&& content);
+// Takes the marks from these sets, for others. Called when the configuration changes and compiled code is dropped.
+void free_marks_in_modules() noexcept;
 // Returns the set of the innermost region. For the rules in a module, returns the set whose lists they change.
 inline const RuleSet* base_of(const RuleSet* set) noexcept {
   return set != nullptr && set->is_in_modules ? set->base : set;

@@ -195,7 +195,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   // From here on nothing can fail.
   ++changes;
   if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
-  free_module_rule_sets();
+  free_marks_in_modules();
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
     target.in_policy = wanted.contains(&target);
@@ -265,8 +265,8 @@ RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObje
     content.covered.push_back({found[i], intern(changed[i].unlisted)});
     if (!found[i]->installed) found[i]->operation = changed[i].operation;
   }
-  RuleSet* set = make_module_rule_set(std::move(content));
-  return set == nullptr || !put_in(*set) ? nullptr : set;
+  RuleSet* set = module_rule_set(std::move(content));
+  return !put_in(*set) ? nullptr : set;
 }
 
 RuleSet* exact_rule_set() {
@@ -282,9 +282,8 @@ RuleSet* exact_rule_set() {
   content.after_tracked_cast = around == nullptr ? nullptr : around->after_tracked_cast;
   content.base = base_of(around);
   content.name = "exact code";
-  RuleSet* set = known_module_rule_set(content);
-  if (set == nullptr) set = make_module_rule_set(std::move(content));
-  if (set != nullptr) set->installation = installation_number();
+  RuleSet* set = module_rule_set(std::move(content));
+  set->installation = installation_number();
   return set;
 }
 
@@ -339,7 +338,7 @@ bool uninstall() {
   forget_regions();
   stop_waiting_for_modules();
   take_rules_out_of_modules();
-  free_module_rule_sets();
+  free_marks_in_modules();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
   if (tensor::cast_memory.forget != nullptr) tensor::cast_memory.forget();

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from habana_mp import hmp
@@ -69,3 +70,58 @@ def test_a_module_that_is_kept_while_it_runs_is_kept_in_its_next_call(monkeypatc
     model = Model()
     run_while_it_is_asked(monkeypatch, "module_name", "bf16", model, lambda: hmp.keep(model))
     assert model(torch.ones(2, 8)).dtype is FP32
+
+
+def run_other_kept_modules() -> None:
+    others = [hmp.keep(Model(), precision) for precision in ("bf16", "fp16")]
+    assert [other(torch.ones(2, 8)).dtype for other in others] == [BF16, torch.float16]
+
+
+class Waiting(nn.Module):
+    """Computes, waits until other code has run, and computes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def forward(self, x: torch.Tensor) -> list[torch.dtype]:
+        first = torch.mm(x, x).dtype
+        self.half.set()
+        assert self.may_go_on.wait(30)
+        return [first, torch.mm(x, x).dtype]
+
+
+def test_a_forward_that_runs_keeps_its_rules_while_others_keep_modules_and_run_them() -> None:
+    x, found = torch.ones(4, 4), []
+    hmp.convert(rules={"mm @ waiting": "fp32"})
+    model = nn.Sequential()
+    model.add_module("waiting", waiting := Waiting())
+    thread = threading.Thread(target=lambda: found.append(model(x)))
+    thread.start()
+    assert waiting.half.wait(30)
+    run_other_kept_modules()
+    waiting.may_go_on.set()
+    thread.join()
+    assert found == [[FP32, FP32]]
+
+
+def test_a_checkpointed_block_is_computed_again_under_the_rules_of_its_forward() -> None:
+    x, seen = torch.ones(4, 4, requires_grad=True), []
+
+    def block(given: torch.Tensor) -> torch.Tensor:
+        product = torch.mm(given, given)
+        seen.append(product.dtype)
+        return product.exp().sum()
+
+    class Checkpointed(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(block, given, use_reentrant=False)  # type: ignore[no-any-return]
+
+    hmp.convert(rules={"mm @ part": "fp32"})
+    model = nn.Sequential()
+    model.add_module("part", Checkpointed())
+    loss = model(x)
+    run_other_kept_modules()
+    loss.backward()
+    assert seen == [FP32, FP32]

@@ -61,15 +61,15 @@ py::tuple make_module_rules(std::int64_t lists, const std::vector<PlannedTarget>
   if (lists > 0) base = &region(static_cast<std::uint64_t>(lists));
   const engine::RuleSet* set = engine::make_module_rule_set(base, entries_of(changes), name);
   or_throw(set != nullptr);
-  return py::make_tuple(set->number, engine::is_shown_to_compilers(*set));
+  return py::make_tuple(set->number, set->mark != 0);
 }
 
-// Returns the number of the rules of exact code where the current lists apply, and true if torch.compile can tell them
+// Returns the mark of the rules of exact code where the current lists apply, and true if torch.compile can tell them
 // from others.
 py::tuple exact_rules() {
   const engine::RuleSet* set = engine::exact_rule_set();
   or_throw(set != nullptr);
-  return py::make_tuple(set->number, engine::is_shown_to_compilers(*set));
+  return py::make_tuple(set->mark, set->mark != 0);
 }
 
 // A call of a module that a compiler traces: the module counts as running until it leaves.
@@ -79,11 +79,11 @@ class TracedCall {
     or_throw(call_ != nullptr);
     const std::optional<const engine::RuleSet*> rules = engine::rules_in_module(module.ptr());
     or_throw(rules.has_value());
-    if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->number};
+    if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->mark};
   }
 
   void leave() noexcept { call_.reset(); }
-  // Returns the number of the region in which the call runs, or -1 if it is the current one.
+  // Returns the mark of the region in which the call runs, or -1 if it is the current one.
   [[nodiscard]] int region() const noexcept { return region_; }
 
  private:
@@ -105,7 +105,7 @@ void register_regions(py::module_& module) {
   module.def("leave_region", &leave_region);
   module.def("current_region", [] {
     const engine::RuleSet* set = engine::base_of(thread_state.region);
-    return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
+    return set == nullptr || engine::is_of_modules(set) ? 0 : static_cast<int>(set->number);
   });
   module.def("make_module_rules", &make_module_rules);
   module.def("exact_rules", &exact_rules);
