@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import hmp
 from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.export import exported_programs
 from helpers.lists import Converter, write_list
 from helpers.steered import (
@@ -501,3 +502,24 @@ def test_a_restore_that_fails_can_be_made_again(monkeypatch: pytest.MonkeyPatch)
             hmp.restore()
     hmp.restore()
     assert nn.Module._call_impl.__code__ is code
+
+
+def test_a_module_that_a_forward_makes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MakesOne(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(2, 2) for _ in range(10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.ReLU()(x)
+
+    walks: list[nn.Module] = []
+    original = module_paths.named_modules
+    monkeypatch.setattr(module_paths, "named_modules", lambda one: walks.append(one) or original(one))
+    hmp.convert(rules={"linear @ parts.*": "fp32"})
+    model = MakesOne()
+    model(torch.ones(2))
+    searches = walks.count(model)
+    for _ in range(5):
+        model(torch.ones(2))
+    assert walks.count(model) == searches

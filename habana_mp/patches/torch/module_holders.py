@@ -92,6 +92,11 @@ class Holders:
             seen.update(map(id, around))
         return list(found.values())
 
+    def are_around(self, module: torch.nn.Module) -> bool:
+        """True if any module holds this one itself."""
+        self.follow()
+        return bool(self._around(module))
+
     def _around(self, module: torch.nn.Module) -> list[torch.nn.Module]:
         alive = [one for one in (reference() for reference in self._of.get(id(module), ())) if one is not None]
         return [one for one in alive if any(part is module for part in parts_of(one))]

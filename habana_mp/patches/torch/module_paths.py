@@ -70,19 +70,28 @@ class _Names:
     """The names of all modules inside a module, found once, and found again after a change."""
 
     def __init__(self) -> None:
-        #: By the identity of the outer module.
-        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
+        #: By the identity of the outer module: the names, and the classes of modules that have none.
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]], set[type]]] = {}
 
     def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
-        """Returns the names of one module inside another one, the first one first. A shared module has several."""
-        reference, known = self._known.get(id(outer), (None, {}))
-        names = known.get(_identity(inner), []) if reference is not None and reference() is outer else []
+        """Returns the names of one module inside another one, the first one first. A shared module has several.
+
+        A search that fails is not repeated for modules of that class that no module holds: a forward may make one in
+        each call."""
+        reference, known, nameless = self._known.get(id(outer), (None, {}, set()))
+        if reference is None or reference() is not outer:
+            known, nameless = {}, set()
+        names = known.get(_identity(inner), [])
+        if not names and type(inner) in nameless and not holders.are_around(inner):
+            return []
         if not names or any(not _is_at(outer, name, inner) for name in names):
             found: dict[int, list[str]] = {}
             for name, module in named_modules(outer):
                 found.setdefault(_identity(module), []).append(name)
-            self._known[id(outer)] = weakref.ref(outer, partial(self._forget, id(outer))), found
+            self._known[id(outer)] = weakref.ref(outer, partial(self._forget, id(outer))), found, nameless
             names = found.get(_identity(inner), [])
+            if not names:
+                nameless.add(type(inner))
         return [name for name in names if name]
 
     def _forget(self, key: int, gone: weakref.ref[torch.nn.Module]) -> None:
