@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -92,7 +93,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def compiled_anew() -> Iterator[None]:
-    """No test sees what another one compiled."""
+    """No test sees what another one compiled. Torch imports these modules late, because they take seconds."""
+    importlib.import_module("torch._dynamo.testing")
+    importlib.import_module("torch._inductor.config")
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -20,47 +18,39 @@ from helpers.compiled_functions import B3, FUNCTIONS, IMAGE, LABELS, Convolution
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-
-
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("listed", ["lp_pool3d", "triplet_margin_with_distance_loss", "rdiv", "normalize"])
-def test_a_function_that_torch_writes_in_python_stays_whole(converted: Converter, listed: str, backend: str) -> None:
+def test_a_function_that_torch_writes_in_python_stays_whole(converted: Converter, listed: str) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         pooled = F.lp_pool3d(x.expand(1, 4, 4, 4), 2.0, 2)
         return [pooled, F.triplet_margin_with_distance_loss(x, y, x + 1), 2 / x, F.normalize(y)]
 
     converted(bf16=[listed])
     expected = function(M, N)
-    assert_same(torch.compile(function, backend=backend, fullgraph=True)(M, N), expected)
+    assert_same(torch.compile(function, backend="aot_eager", fullgraph=True)(M, N), expected)
     hmp.restore()
-    plain = torch.compile(function, backend=backend, fullgraph=True)(M, N)
+    plain = torch.compile(function, backend="aot_eager", fullgraph=True)(M, N)
     assert [one.dtype for one in plain] == [FP32] * 4
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "convolutions": (Convolutions, IMAGE),
-    "dense": (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), M),
-    "attention": (lambda: nn.MultiheadAttention(4, 2, batch_first=True), B3),
     "encoder": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), B3),
-    "cell": (lambda: nn.GRUCell(4, 3), M),
     "prelu": (lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Softmax(-1)), M),
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_function_is_traced_whole_and_gives_the_same_bits(name: str, backend: str) -> None:
+def test_a_function_is_traced_whole_and_gives_the_same_bits(name: str) -> None:
     function = FUNCTIONS[name]
     hmp.convert()
     expected = function(M, N)
-    assert_same(torch.compile(function, backend=backend, fullgraph=True)(M, N), expected)
+    assert_same(torch.compile(function, backend="aot_eager", fullgraph=True)(M, N), expected)
 
 
-@pytest.mark.parametrize("name", ["in place", "mixed", "normalize", "regions", "functions", "operators"])
+@pytest.mark.parametrize("name", ["mixed", "regions"])
 @pytest.mark.parametrize("options", [{"opt_level": "O2"}, {"dtype": FP16}, {"preset": "torch-cpu"}], ids=str)
 def test_a_traced_function_gives_the_same_bits_under_other_policies(name: str, options: dict[str, Any]) -> None:
     """As eager code, where this processor gives its bits to plain torch's compiled code; else as code compiled anew."""
@@ -101,25 +91,22 @@ def test_a_compiled_module_trains_with_the_same_bits(name: str, first: str) -> N
         model = make()
         call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
         if compiled and first == "compile":
-            call(*[x] * inputs)
+            call(x)
         hmp.convert()
         model.zero_grad()
         inner = x.clone().requires_grad_()
-        out = call(*[inner] * inputs)
-        out = out[0] if isinstance(out, tuple) else out
+        out = call(inner)
         out.float().pow(2).sum().backward()
         hmp.restore()
         return [out.detach(), inner.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
 
-    inputs = 3 if name == "attention" else 1
     assert_same(gradients(True), gradients(False))
 
 
-@pytest.mark.parametrize("width", [8, 2**20])
-def test_compiled_autograd_gives_the_same_gradients(width: int) -> None:
+def test_compiled_autograd_gives_the_same_gradients() -> None:
     def gradients(compiled: bool) -> list[torch.Tensor | None]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3))
+        model = nn.Sequential(nn.Linear(4, 2**20), nn.GELU(), nn.Linear(2**20, 3))
         loss = F.cross_entropy(model(M), LABELS % 3)
         if compiled:
             with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
@@ -156,18 +143,15 @@ class Behind(nn.Module):
 
 
 BEHIND: dict[str, Callable[[], nn.Module]] = {
-    "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1),
     "LSTM": lambda: nn.LSTM(8, 3),
     "GRU": lambda: nn.GRU(8, 3, bidirectional=True),
-    "RNN": lambda: nn.RNN(8, 3),
 }
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize("way", ["eager", "aot_eager", "export"])
+@pytest.mark.parametrize("way", ["aot_eager", "export"])
 @pytest.mark.parametrize("name", BEHIND)
-@torch._dynamo.config.patch(allow_rnn=True)
 def test_a_module_that_asks_for_dtypes_takes_a_lowered_input(name: str, way: str) -> None:
     def compile_it(model: nn.Module, x: torch.Tensor) -> Any:
         is_exported = way == "export"
@@ -177,7 +161,7 @@ def test_a_module_that_asks_for_dtypes_takes_a_lowered_input(name: str, way: str
 
     torch.manual_seed(0)
     model = Behind(BEHIND[name]()).eval()
-    with torch.no_grad():
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         # Compiled code of torch has an LSTM in bfloat16 by a kernel that some processors lack.
         lowered, lower = copy.deepcopy(model).bfloat16(), B3.bfloat16()
         runs = processor.can_run(lambda: compile_it(lowered, lower)(lower))

@@ -7,16 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch._dynamo.testing
-import torch._inductor.config
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiled_functions import LABELS, M, N
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
 
 
@@ -31,9 +27,8 @@ def many_arguments(x: torch.Tensor, count: int, others: Any, *, bias: torch.Tens
     return total if bias is None else total * bias
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("to", ["bf16", "fp16", "fp32", "widest", "first"])
-def test_a_wrapped_function_is_a_part_of_the_graph(to: str, backend: str) -> None:
+@pytest.mark.parametrize("to", ["bf16", "fp32", "widest"])
+def test_a_wrapped_function_is_a_part_of_the_graph(to: str) -> None:
     wrapped = hmp.op_wrap(many_arguments, to=to)
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -46,7 +41,7 @@ def test_a_wrapped_function_is_a_part_of_the_graph(to: str, backend: str) -> Non
         result.float().sum().backward()
         return [result.detach(), x.grad, y.grad]
 
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
     assert_same(gradients(compiled), gradients(function))
     hmp.convert()
     assert_same(gradients(compiled), gradients(function))
@@ -63,12 +58,8 @@ class Pair(NamedTuple):
 
 SEQUENCES: dict[str, Callable[[torch.Tensor], Any]] = {
     "nested": lambda x: [[x], (x, [x, 3])],
-    "too deep": lambda x: [[[[x]]]],
-    "numbers first": lambda x: [1, x],
     "float64 within": lambda x: [[x.double()], x],
-    "named tuple": lambda x: Pair(x, x),
     "named tuple in a list": lambda x: [Pair(x, x), x],
-    "nothing to cast": lambda x: [x.bfloat16(), 1],
     "words": lambda x: ["x", x, None],
 }
 

@@ -79,23 +79,21 @@ def nested(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("under", ["nothing", "a region", "convert"])
-def test_regions_inside_of_compiled_code_are_traced_whole(backend: str, under: str) -> None:
+def test_regions_inside_of_compiled_code_are_traced_whole(under: str) -> None:
     outside = FP32 if under == "nothing" else FP16
     if under == "convert":
         hmp.convert(preset="torch-cpu", dtype=FP16)
     with hmp.autocast("cpu", FP16) if under == "a region" else contextlib.nullcontext():
         eager = nested(X)
-        compiled = torch.compile(nested, backend=backend, fullgraph=True)(X)
+        compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)(X)
     expected = [outside, BF16, FP16, FP32, BF16, FP32, FP32, BF16, FP32, BF16, outside]
     assert [one.dtype for one in eager] == expected
     assert_same(compiled, eager)
 
 
 @pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_region_goes_on_after_a_graph_break_and_holds_in_what_is_called_there(backend: str) -> None:
+def test_a_region_goes_on_after_a_graph_break_and_holds_in_what_is_called_there() -> None:
     def called(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()
         return torch.mm(x, x)
@@ -108,7 +106,7 @@ def test_a_region_goes_on_after_a_graph_break_and_holds_in_what_is_called_there(
             third = called(x)
         return [first, second, third, torch.mm(x, x), called(x)]
 
-    compiled = torch.compile(broken, backend=backend)
+    compiled = torch.compile(broken, backend="aot_eager")
     for _ in range(2):
         assert [one.dtype for one in compiled(X)] == [BF16, BF16, BF16, FP32, FP32]
         with hmp.autocast("cpu", FP16):
@@ -116,9 +114,8 @@ def test_a_region_goes_on_after_a_graph_break_and_holds_in_what_is_called_there(
 
 
 @pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.filterwarnings("error:Dynamo does not know")
-def test_a_region_made_outside_is_entered_in_compiled_code(backend: str) -> None:
+def test_a_region_made_outside_is_entered_in_compiled_code() -> None:
     region = hmp.autocast("cpu")
 
     def uses(x: torch.Tensor) -> list[torch.Tensor]:
@@ -126,18 +123,17 @@ def test_a_region_made_outside_is_entered_in_compiled_code(backend: str) -> None
             inside = torch.mm(x, x)
         return [inside, torch.mm(x, x)]
 
-    assert [one.dtype for one in torch.compile(uses, backend=backend)(X)] == [BF16, FP32]
+    assert [one.dtype for one in torch.compile(uses, backend="aot_eager")(X)] == [BF16, FP32]
 
 
 @pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_decorated_function_is_compiled_and_called_from_compiled_code(backend: str) -> None:
+def test_a_decorated_function_is_compiled_and_called_from_compiled_code() -> None:
     @hmp.autocast("cpu")
     def decorated(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    assert torch.compile(decorated, backend=backend)(X).dtype is BF16
-    both = torch.compile(lambda x: (decorated(x), torch.mm(x, x)), backend=backend, fullgraph=True)(X)
+    assert torch.compile(decorated, backend="eager")(X).dtype is BF16
+    both = torch.compile(lambda x: (decorated(x), torch.mm(x, x)), backend="eager", fullgraph=True)(X)
     assert [one.dtype for one in both] == [BF16, FP32]
 
 

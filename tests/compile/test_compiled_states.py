@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
-import torch._inductor.config
 import torch.nn.functional as F
 
 from habana_mp import hmp
@@ -36,44 +33,26 @@ def states() -> list[tuple[Callable[[], Any], torch.dtype]]:
     ]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2), (2, 0)], ids=str)
-def test_each_state_is_compiled_once_however_often_it_changes(order: tuple[int, int]) -> None:
-    hmp.convert()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(FUNCTIONS["functions"], backend=counter)
-    seen = []
-    for index in order * 4:
-        context, _ = states()[index]
-        with context():
-            seen.append(compiled(M, N).dtype)
-            assert_same(compiled(M, N), FUNCTIONS["functions"](M, N))
-    assert counter.frame_count == 2
-    assert seen == [FUNCTIONS["functions"](M, N).dtype] * 8
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_product_follows_each_state_with_the_code_of_that_state(order: tuple[int, ...]) -> None:
+def test_a_product_follows_each_state_with_the_code_of_that_state() -> None:
     hmp.convert()
     counter = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(torch.mm, backend=counter)
-    for index in order * 3:
+    for index in (0, 1, 2, 1, 0, 2) * 2:
         context, expected = states()[index]
         with context():
             assert compiled(M, N).dtype is expected
     assert counter.frame_count <= 3
 
 
-@pytest.mark.parametrize("is_converted", [False, True], ids=["before convert", "converted"])
 @pytest.mark.parametrize("is_first", [False, True], ids=["in the middle", "first"])
 @pytest.mark.parametrize("name", ["convert", "restore"])
-def test_convert_and_restore_in_a_compiled_function_raise_one_clear_error(
-    name: str, is_first: bool, is_converted: bool
-) -> None:
+def test_convert_and_restore_in_a_compiled_function_raise_one_clear_error(name: str, is_first: bool) -> None:
     def changing(x: torch.Tensor) -> torch.Tensor:
         y = x if is_first else x @ x
         getattr(hmp, name)()
         return y + x
 
+    is_converted = name == "restore"
     if is_converted:
         hmp.convert()
     with warnings.catch_warnings():
@@ -111,7 +90,7 @@ def test_a_new_policy_is_compiled_once_and_restore_forgets_it() -> None:
     assert found == [[BF16] * 3, [FP32] * 3] * 3
 
 
-@pytest.mark.parametrize("how", ["dynamic", "marked", "automatic"])
+@pytest.mark.parametrize("how", ["marked", "automatic"])
 def test_sizes_are_recompiled_as_often_as_in_plain_torch(how: str) -> None:
     def frames() -> tuple[int, list[torch.Tensor]]:
         torch._dynamo.reset()
@@ -119,7 +98,6 @@ def test_sizes_are_recompiled_as_often_as_in_plain_torch(how: str) -> None:
         compiled = torch.compile(
             lambda x, y: F.normalize(torch.softmax(x @ y, -1) + x[:1, :1]),
             backend=counter,
-            dynamic=True if how == "dynamic" else None,
         )
         found = []
         for size in (5, 3, 7, 12, 2, 64):
@@ -188,12 +166,11 @@ def breaks(function: Callable[..., Any], *inputs: Any) -> int:
 
 
 @pytest.mark.parametrize("function", [broken, partly_left_out, reads_a_number])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_graph_break_changes_nothing(function: Callable[..., Any], backend: str) -> None:
+def test_a_graph_break_changes_nothing(function: Callable[..., Any]) -> None:
     plain = breaks(function, M, N)
     torch._dynamo.reset()
     hmp.convert()
-    compiled = torch.compile(function, backend=backend)
+    compiled = torch.compile(function, backend="eager")
     for _ in range(2):
         assert_same(compiled(M, N), function(M, N))
         with hmp.disable_casts():
@@ -203,28 +180,11 @@ def test_a_graph_break_changes_nothing(function: Callable[..., Any], backend: st
     assert breaks(function, M, N) == plain
 
 
-def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(torch.relu(torch.mm(x, y)) + 1, -1)
-
-
 def product_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, y)
 
 
 # ---- torch.compile -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_function_compiled_after_convert_casts_as_the_plain_one(backend: str) -> None:
-    hmp.convert()
-    compiled = torch.compile(product_only, backend=backend, fullgraph=True)
-    expected = product_only(X, Y)
-    result = compiled(X, Y)
-    assert result.dtype is BF16
-    torch.testing.assert_close(result, expected)
-    # Inductor keeps float32 between operations that it fuses.
-    fused = torch.compile(chain, backend=backend, fullgraph=True)(X, Y)
-    torch.testing.assert_close(fused, chain(X, Y), rtol=2e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -254,16 +214,15 @@ def test_disable_casts_works_around_and_inside_of_a_compiled_function(backend: s
     assert [one.dtype for one in torch.compile(inside, backend=backend)(X, Y)] == [FP32, BF16]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_disabled_is_obeyed_in_a_compiled_function(backend: str) -> None:
+def test_autocast_disabled_is_obeyed_in_a_compiled_function() -> None:
     def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast("cpu", enabled=False):
             first = torch.mm(x, y)
         return first, torch.mm(x, y)
 
     hmp.convert()
-    assert [one.dtype for one in torch.compile(inside, backend=backend)(X, Y)] == [FP32, BF16]
-    compiled = torch.compile(product_only, backend=backend)
+    assert [one.dtype for one in torch.compile(inside, backend="aot_eager")(X, Y)] == [FP32, BF16]
+    compiled = torch.compile(product_only, backend="aot_eager")
     with torch.autocast("cpu", enabled=False):
         assert compiled(X, Y).dtype is FP32
     assert compiled(X, Y).dtype is BF16

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
-import torch._inductor.config
 from torch import nn
 
 from habana_mp import hmp
@@ -18,7 +16,7 @@ from helpers.compiling import needs_compiler
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
+OPTIMIZERS = ["SGD", "AdamW", "Adagrad", "RMSprop", "NAdam", "Rprop"]
 
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
@@ -61,9 +59,8 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("foreach", [False, True])
-def test_a_compiled_step_is_float32_bit_by_bit(name: str, foreach: bool) -> None:
-    make = lambda weights: getattr(torch.optim, name)(weights, foreach=foreach)  # noqa: E731
+def test_a_compiled_step_is_float32_bit_by_bit(name: str) -> None:
+    make = lambda weights: getattr(torch.optim, name)(weights, foreach=name < "R")  # noqa: E731
     way = list(WAYS.values())[OPTIMIZERS.index(name) % len(WAYS)]
     # torch.compile may take an in-place operation apart, with a last bit of its own; see the next test. In older
     # releases nothing keeps it from that.
@@ -86,9 +83,7 @@ def test_a_compiled_step_is_recognised_however_it_is_reached(make: Any, way: str
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("keyword", [True, False])
-def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend: str, keyword: bool) -> None:
+def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast() -> None:
     hmp.convert()
     optimizer = Product([weight := nn.Parameter(M.clone())])
 
@@ -97,48 +92,18 @@ def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend:
 
     def train() -> list[torch.Tensor]:
         before = torch.mm(M, N)
-        loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
-        return [before, loss, torch.mm(M, N)]
+        return [before, optimizer.step(closure=closure), optimizer.step(closure), torch.mm(M, N)]
 
-    compiled = torch.compile(train, backend=backend, fullgraph=True)
-    assert [one.dtype for one in compiled()] == [BF16] * 3
+    compiled = torch.compile(train, backend="aot_eager", fullgraph=True)
+    assert [one.dtype for one in compiled()] == [BF16] * 4
     with hmp.disable_casts():
-        assert [one.dtype for one in compiled()] == [FP32] * 3
-    assert [one.dtype for one in compiled()] == [BF16] * 3
+        assert [one.dtype for one in compiled()] == [FP32] * 4
+    assert [one.dtype for one in compiled()] == [BF16] * 4
     hmp.restore()
     other = Product([again := nn.Parameter(M.clone())])
-    for _ in range(3):
+    for _ in range(6):
         other.step()
     assert_same(weight.detach(), again.detach())
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_step_that_torch_does_not_wrap_is_traced_with_a_closure_that_is_cast(backend: str) -> None:
-    class InFront(torch.optim.Optimizer):
-        def __init__(self, weight: nn.Parameter) -> None:
-            self.weight = weight
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            loss = closure()
-            self.weight.copy_(torch.mm(self.weight, M) * 0.3)
-            return loss
-
-    def train() -> list[torch.Tensor]:
-        return [torch.mm(M, N), optimizer.step(lambda: torch.mm(M, N)), torch.mm(M, N)]
-
-    hmp.convert()
-    optimizer = InFront(nn.Parameter(M.clone()))
-    compiled = torch.compile(train, backend=backend, fullgraph=True)
-    assert [one.dtype for one in compiled()] == [BF16] * 3
-    with hmp.disable_casts():
-        assert [one.dtype for one in compiled()] == [FP32] * 3
-    assert [one.dtype for one in compiled()] == [BF16] * 3
-    hmp.restore()
-    other = InFront(nn.Parameter(M.clone()))
-    for _ in range(3):
-        other.step(lambda: None)
-    assert_same(optimizer.weight.detach(), other.weight.detach())
 
 
 @needs_compiler
@@ -151,12 +116,11 @@ def test_a_training_step_compiled_with_inductor_updates_weights_in_float32() -> 
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_update_in_place_keeps_its_float32_products(backend: str) -> None:
+def test_a_compiled_update_in_place_keeps_its_float32_products() -> None:
     def update(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return total.mul_(0.9).addcmul_(x, x, value=0.1).addcdiv_(x, x + 1, value=0.5)
 
     expected = update(M.clone(), N)
     hmp.convert()
-    assert_same(torch.compile(update, backend=backend, fullgraph=True)(M.clone(), N), expected)
-    assert_same(torch.compile(update, backend=backend)(M.bfloat16(), N), update(M.bfloat16(), N))
+    assert_same(torch.compile(update, backend="aot_eager", fullgraph=True)(M.clone(), N), expected)
+    assert_same(torch.compile(update, backend="aot_eager")(M.bfloat16(), N), update(M.bfloat16(), N))

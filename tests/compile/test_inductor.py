@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -45,11 +43,10 @@ def every_kernel(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("options", [{}, pytest.param({"mode": "max-autotune"}, marks=pytest.mark.slow)], ids=str)
-def test_generated_code_casts_each_region_once(options: dict[str, Any]) -> None:
+def test_generated_code_casts_each_region_once() -> None:
     hmp.convert(preset="torch-cpu")
     expected = every_kernel(M, N)
-    compiled = torch.compile(every_kernel, fullgraph=True, **options)
+    compiled = torch.compile(every_kernel, fullgraph=True)
     for _ in range(2):
         assert_close(compiled(M, N), expected)
     with hmp.disable_casts():
@@ -62,9 +59,7 @@ def test_generated_code_casts_each_region_once(options: dict[str, Any]) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "name", ["in place", "mixed", "normalize", "operators", "number", "no kernel", "cross_entropy"]
-)
+@pytest.mark.parametrize("name", ["in place", "mixed", "normalize", "number"])
 def test_generated_code_is_right_within_the_lower_precision(name: str) -> None:
     function = FUNCTIONS[name]
     hmp.convert()
@@ -118,10 +113,9 @@ def frozen(model: nn.Module, x: torch.Tensor, state: AbstractContextManager[Any]
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [1, 64])
-def test_frozen_weights_are_cast_and_packed_once_as_under_autocast(rows: int) -> None:
+def test_frozen_weights_are_cast_and_packed_once_as_under_autocast() -> None:
     torch.manual_seed(0)
-    model, x = FeedForward().eval(), torch.randn(rows, 64)
+    model, x = FeedForward().eval(), torch.randn(64, 64)
     expected = frozen(model, x, torch.autocast("cpu", dtype=BF16))
     hmp.convert(preset="torch-cpu")
     operations, to_constants = frozen(model, x, nullcontext())

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo.testing
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -42,40 +40,25 @@ def regions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [first, second, third, fourth, torch.mm(x, y)]
 
 
-@hmp.disable_casts()
-def decorated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, y) + torch.mul(x, y)
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "functions": lambda x, y: torch.softmax(torch.relu(torch.mm(x, y)) + 1, -1),
     "methods": lambda x, y: x.mm(y).relu().softmax(-1).t(),
     "operators": lambda x, y: (x @ y) * x / y + 2 * x - 1 / y**2,
-    "reflected": lambda x, y: 3 / x + 2**y - (1 - x),
-    "keywords": lambda x, y: torch.mm(input=x, mat2=y).softmax(dim=0),
     "out_dtype": lambda x, y: torch.softmax(torch.mm(x, y), -1, dtype=FP32),
     "in place": updated,
     "normalize": lambda x, y: F.normalize(torch.mm(x, y), dim=0),
-    "softmin": lambda x, y: F.softmin(x @ y, dim=-1),
     "mixed": lambda x, y: torch.cat([x @ y, x]) + torch.stack([x, x @ y])[0].repeat(2, 1),
-    "where": lambda x, y: torch.where(x > 0.5, x @ y, x),
     "einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
-    "addmm": lambda x, y: torch.addmm(x, x, y, beta=0.5),
-    "bmm": lambda x, y: torch.bmm(B3, B3) + torch.baddbmm(B3, B3, B3),
     "conv": lambda x, y: F.conv2d(IMAGE, x.reshape(1, 1, 4, 4).expand(2, 3, 4, 4), padding=1),
     "attention": lambda x, y: F.scaled_dot_product_attention(x[None, None], y[None, None], x[None, None]),
     "norms": lambda x, y: F.layer_norm(x, (4,), y[0]) + F.group_norm(B3, 2)[0] + F.instance_norm(B3)[0],
     "batch_norm": lambda x, y: F.batch_norm(x, None, None, training=True),
     "cross_entropy": lambda x, y: F.cross_entropy(x @ y, LABELS),
-    "bce": lambda x, y: F.binary_cross_entropy_with_logits(x @ y, y),
-    "embedding": lambda x, y: F.embedding(LABELS, x @ y),
     "pooling": lambda x, y: F.max_pool2d(IMAGE @ torch.ones(8, 8), 2),
     "number": lambda x, y: (x @ y).masked_fill(x > 0.5, torch.finfo(FP32).min),
     "no kernel": lambda x, y: torch.linalg.inv(x @ y + torch.eye(4) * 9),
     "topk": lambda x, y: torch.topk(x @ y, 2),
-    "sparse keyword list": lambda x, y: torch.cat(tensors=[x @ y, y], dim=1),
     "regions": regions,
-    "decorated": lambda x, y: [decorated(x, y), torch.mm(x, y)],
 }
 
 
