@@ -1,15 +1,15 @@
-"""Plain references of the stand-in's optimizers; run as a script, it compares each of them for a hundred steps."""
+"""Plain references of the stand-in's optimizers. As a script it compares each of them after some steps, under lists."""
 
 from __future__ import annotations
 
 import copy
 import io
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from habana_frameworks.torch.hpex import hmp
 from habana_frameworks.torch.hpex.movingavrg import FusedEMA
 from habana_frameworks.torch.hpex.normalization import FusedClipNorm
 from habana_frameworks.torch.hpex.optimizers import (
@@ -124,14 +124,14 @@ def compare(make: Callable[[list[Any]], Any], update: Callable[..., Any], *, nee
     ours = weights()
     optimizer, plain = make(ours), Plain(ours, update)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    for step in range(100):
+    for step in range(30):
         give_gradients(ours, step)
         grads = [grad for _, _, grad in dense(ours)]
         shared = {"norm": float(torch.stack([one.norm() for one in grads]).norm())} if needs_norm else {}
         plain.step(ours, **shared)
         optimizer.step()
         scheduler.step()
-        if step == 50:  # goes on from its file
+        if step == 15:  # goes on from its file
             saved = io.BytesIO()
             torch.save(optimizer.state_dict(), saved)
             saved.seek(0)
@@ -146,25 +146,22 @@ def compare(make: Callable[[list[Any]], Any], update: Callable[..., Any], *, nee
 
 def of(kind: Any, update: Any, options: list[dict[str, Any]], **how: Any) -> None:
     for one in options:
-        compare(lambda params, one=one: kind(params, **one), update(**one), **how)
         compare(
             lambda params, one=one: kind([{"params": params[:2]}, {"params": params[2:]}], **one), update(**one), **how
         )
 
 
 def check_lars() -> None:
-    for mask, decay, options in (
-        ([1, 0, 1, 1], 1e-2, {"lr": 0.5, "momentum": 0.9}),
-        ([True, False, False, True], 0.0, {"lr": 0.5}),
-        ([0, 0, 0, 0], 0.1, {"lr": 0.01, "momentum": 0.5, "nesterov": True}),
+    for mask, eps, decay, options in (
+        ([1, 0, 1, 1], 1e-3, 1e-2, {"lr": 0.5, "momentum": 0.9}),
+        ([True, False, False, True], 0.0, 0.0, {"lr": 0.5}),
     ):
-        for eps in (0.0, 1e-3):
-            compare(
-                lambda params, mask=mask, decay=decay, options=options, eps=eps: FusedLars(
-                    FusedSGD(params, weight_decay=decay, **options), mask, eps=eps
-                ),
-                lars(mask, 0.001, eps, decay, **options),
-            )
+        compare(
+            lambda params, mask=mask, eps=eps, decay=decay, options=options: FusedLars(
+                FusedSGD(params, weight_decay=decay, **options), mask, eps=eps
+            ),
+            lars(mask, 0.001, eps, decay, **options),
+        )
     with pytest.raises(ValueError, match="one entry for each of 4 weights; got 1"):
         FusedLars(FusedSGD(weights(), lr=0.1), [1])
 
@@ -190,7 +187,7 @@ def check_moving_average() -> None:
     average = FusedEMA(model, 0.9)
     plain = {name: value.double().clone() for name, value in model.state_dict().items()}
     optimizer = FusedSGD(model.parameters(), lr=0.1)
-    for _ in range(100):
+    for _ in range(20):
         model(torch.randn(4, 3, device="hpu")).pow(2).sum().backward()
         optimizer.step()
         average.update(model)
@@ -200,7 +197,7 @@ def check_moving_average() -> None:
         torch.testing.assert_close(value.double(), plain[name].double(), rtol=1e-5, atol=1e-6)
     assert not average.ema.training
     assert not any(one.requires_grad for one in average.ema.parameters())
-    assert average.updates == 100
+    assert average.updates == 20
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -208,7 +205,6 @@ CHECKS: dict[str, Callable[[], None]] = {
         FusedAdamW,
         adamw,
         [
-            {"lr": 1e-2},
             {"lr": 1e-2, "betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.1},
             {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "bias_correction": False},
         ],
@@ -217,8 +213,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         FusedSGD,
         sgd,
         [
-            {"lr": 1e-2},
-            {"lr": 1e-2, "momentum": 0.9, "weight_decay": 0.1},
+            {"lr": 1e-2, "weight_decay": 0.1},
             {"lr": 1e-2, "momentum": 0.9, "dampening": 0.1},
             {"lr": 1e-2, "momentum": 0.9, "nesterov": True},
         ],
@@ -229,8 +224,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         adagrad,
         [
             {"lr": 0.1, "eps": 1e-3},
-            {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5},
-            {"weight_decay": 0.1},
+            {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5, "weight_decay": 0.1},
         ],
     ),
     "FusedLamb": lambda: of(
@@ -241,7 +235,6 @@ CHECKS: dict[str, Callable[[], None]] = {
             {"lr": 1e-2, "max_grad_norm": 0.5, "weight_decay": 0.1, "eps": 1e-3},
             {"lr": 1e-2, "bias_correction": False, "adam_w_mode": False, "grad_averaging": False, "eps": 1e-3},
             {"lr": 1e-2, "weight_decay": 0.0, "use_nvlamb": True, "eps": 1e-3},
-            {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-3},
         ],
         needs_norm=True,
     ),
@@ -251,10 +244,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    if "converted" in sys.argv:
-        from habana_frameworks.torch.hpex import hmp
-
-        hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
+    hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
     for name, check in CHECKS.items():
         print(name)
         check()

@@ -75,13 +75,21 @@ def test_gaudis_backend_of_torch_compile() -> None:
     gaudi(
         """
         import torch._dynamo
+        import habana_frameworks.torch.core as htcore
+        from habana_frameworks.torch.dynamo.compile_backend.experimental import enable_compiled_autograd
         from habana_frameworks.torch.hpex import hmp
+        assert not htcore.is_lazy()
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to("hpu")
         x = torch.ones(2, 4, device="hpu")
         for name in ("hpu_backend", "aot_hpu_training_backend", "aot_hpu_inference_backend"):
             torch._dynamo.reset()
             compiled = torch.compile(model, backend=name, options={"keep_input_mutations": True})
             assert torch.allclose(compiled(x), model(x), atol=1e-6)
+            with torch.autocast("hpu", torch.bfloat16):
+                assert compiled(x).dtype is torch.bfloat16
+        enable_compiled_autograd()
+        compiled(x).sum().backward()
+        assert model[0].weight.grad.is_hpu
         hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
         assert compiled(x).dtype is torch.bfloat16
         hmp.restore()
@@ -92,7 +100,8 @@ def test_gaudis_backend_of_torch_compile() -> None:
             assert "hpu_backend" in str(error)
         else:
             raise AssertionError
-        """
+        """,
+        PT_HPU_LAZY_MODE="0",
     )
 
 
@@ -110,7 +119,7 @@ def test_labels_in_int32() -> None:
             if converted:
                 hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
             assert losses(labels) == losses(labels.long())
-            compiled = torch.compile(F.cross_entropy, fullgraph=True)(scores, labels)
+            compiled = torch.compile(F.cross_entropy, backend="aot_eager", fullgraph=True)(scores, labels)
             assert torch.allclose(compiled, F.cross_entropy(scores, labels.long()))
         assert F.cross_entropy(scores, scores.softmax(-1)).item() > 0  # probabilities stay as they are
         """

@@ -51,8 +51,6 @@ def test_wrong_options_are_refused_before_the_script_begins(tmp_path: Path) -> N
     (tmp_path / "a.txt").write_text("mm\n")
     for words, expected in {
         ("--gaudi=cpu", "--bf16=a.txt"): "--bf16 does not go with --gaudi: the script's own `hmp.convert` decides",
-        ("--gaudi", "--opt-level=O2"): "--opt-level O0 alone does",
-        ("--gaudi=nothing",): "`device` must be ",
         ("--gaudi=cpu:1",): "`device` must be one of 1 here, numbered from 0; got 'cpu:1'",
         ("--gaudi", "cpu"): "a device stands after a `=`: --gaudi=cpu",
     }.items():
@@ -92,9 +90,3 @@ def test_without_the_stand_in_the_report_names_a_region_of_a_device_that_is_not_
     (line,) = [one for one in run(tmp_path, script=loop.format("x @ x")).stderr.splitlines() if told in one]
     assert "--gaudi" in line
     assert "though no xpu is here" not in run(tmp_path, script=loop.format("pass")).stderr
-    compiled = (
-        "import torch\n\ndef function(x):\n    with torch.autocast('xpu', enabled=False):\n        x = x @ x\n"
-        "        print()\n        return x @ x\n\ncompiled = torch.compile(function, backend='eager')\n"
-        "for size in (2, 3, 4):\n    compiled(torch.ones(size, size))\n"
-    )
-    assert "torch.autocast for xpu at script.py:3, though no xpu is here" in run(tmp_path, script=compiled).stderr

@@ -54,7 +54,9 @@ def test_modules_move_to_hpu_and_train() -> None:
     )
 
 
-def test_the_script_sees_hpu_and_torch_and_libraries_see_the_real_device() -> None:
+def test_the_script_sees_hpu_and_torch_and_libraries_see_the_real_device(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "some_library.py").write_text("def device_of(x):\n    return x.device\n")
     gaudi(
         """
         import argparse
@@ -69,14 +71,12 @@ def test_the_script_sees_hpu_and_torch_and_libraries_see_the_real_device() -> No
         from torch.utils.checkpoint import get_device_states
         assert get_device_states(x) == ([], [])  # it looks for tensors that are not on the CPU
         # a library's
-        import transformers
-        config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
-        model = transformers.BertModel(config).to("hpu")
-        assert model.device == torch.device("cpu")
-        assert model(torch.zeros(1, 3, dtype=torch.long, device="hpu")).last_hidden_state.device.type == "hpu"
+        import some_library
+        assert some_library.device_of(x) == torch.device("cpu")
         # Of the class it is torch's own descriptor: torch.overrides knows functions by it.
         assert torch.Tensor.device is torch._C.TensorBase.device and torch.Tensor.to is torch._C.TensorBase.to
-        """
+        """,
+        PYTHONPATH=str(tmp_path / "site-packages"),
     )
 
 
@@ -196,7 +196,6 @@ def test_compiled_code_takes_hpu() -> None:
         print(function(torch.ones(2)).tolist())
         """
     assert gaudi(code) == ["[2.0, 2.0]"]
-    assert gaudi(code, on="import torch, torch._dynamo\nimport habana_mp.gaudi\n") == ["[2.0, 2.0]"]
 
 
 def test_scripted_and_traced_code_and_other_kinds_of_tensors(tmp_path: Path) -> None:
@@ -243,14 +242,12 @@ def test_operations_that_fall_back_to_the_cpu_are_logged_where_that_is_asked_for
             torch.tril(x)
         x.float().exp().sum().backward()
         """
-    for masks in (("0x80", "0x8"), ("0x80", ""), ("80", "F")):
-        done = run_gaudi(code, PT_HPU_LOG_MOD_MASK=masks[0], PT_HPU_LOG_TYPE_MASK=masks[1])
-        lines = done.stderr.splitlines()
-        assert lines.count("habana_mp.gaudi: CPU fallback tril : self=HABANAHalfType") == 1, (masks, done.stderr)
-        assert "habana_mp.gaudi: CPU fallback exp : self=HABANAFloatType" in lines, masks
-    for masks in (("", ""), ("0x7f", "0x8"), ("0x80", "0x1")):
-        done = run_gaudi(code, PT_HPU_LOG_MOD_MASK=masks[0], PT_HPU_LOG_TYPE_MASK=masks[1])
-        assert (done.returncode, "fallback" in done.stderr) == (0, False), masks
+    done = run_gaudi(code, PT_HPU_LOG_MOD_MASK="80", PT_HPU_LOG_TYPE_MASK="F")
+    lines = done.stderr.splitlines()
+    assert lines.count("habana_mp.gaudi: CPU fallback tril : self=HABANAHalfType") == 1, done.stderr
+    assert "habana_mp.gaudi: CPU fallback exp : self=HABANAFloatType" in lines
+    done = run_gaudi(code, PT_HPU_LOG_MOD_MASK="0x80", PT_HPU_LOG_TYPE_MASK="0x1")
+    assert (done.returncode, "fallback" in done.stderr) == (0, False)
     done = run_gaudi(code, PT_HPU_LOG_MOD_MASK="all")
     assert "PT_HPU_LOG_MOD_MASK must be a mask in hexadecimal, such as 0x80; got 'all'" in done.stderr
 
@@ -293,24 +290,3 @@ def test_torch_is_as_it_was_when_it_is_switched_off() -> None:
         """
     for variable in ({}, {"HABANA_MP_GAUDI": "cpu"}):
         assert gaudi(textwrap.dedent(code), on="import torch\n" + STATE, **variable) == ["refused"], variable
-
-
-def test_torch_is_as_it_was_when_a_part_of_it_cannot_be_put_in() -> None:
-    code = """
-        from habana_mp.patches.tools.when_imported import WhenImported
-
-        install = WhenImported.install
-
-        def fail(self, settings):
-            if type(self).__name__ == "HpuDataParallel":
-                raise RuntimeError("a part is missing")
-            install(self, settings)
-
-        WhenImported.install = fail
-        try:
-            import habana_mp.gaudi
-        except RuntimeError as error:
-            print(error)
-        check_as_before()
-        """
-    assert gaudi(textwrap.dedent(code), on="import torch\n" + STATE) == ["a part is missing", "refused"]

@@ -117,7 +117,6 @@ def test_the_environment_variable_switches_it_on_where_the_package_is_imported()
 
 SPAWNS = """
 import multiprocessing, torch
-import torch.multiprocessing as mp
 import habana_frameworks.torch.core as htcore
 from habana_frameworks.torch.hpex import hmp
 from habana_frameworks.torch.utils.library_loader import load_habana_module
@@ -129,16 +128,13 @@ def work(rank, queue):
     queue.put((str(x.device), str(torch.mm(x, x).dtype)))
 
 if __name__ == "__main__":
-    for method in ("spawn", "forkserver", "fork"):
+    for method in ("spawn", "fork"):
         context = multiprocessing.get_context(method)
         queue = context.Queue()
         process = context.Process(target=work, args=(0, queue))
         process.start()
         print(method, *queue.get(timeout=100))
         process.join()
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(work, (queue,), nprocs=1)
-    print(*queue.get())
 """
 
 
@@ -146,8 +142,7 @@ def test_processes_that_the_script_starts_have_it_too(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SPAWNS)
     code = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
-    kinds = "hpu:0 torch.bfloat16"
-    assert gaudi(code) == [*(f"{method} {kinds}" for method in ("spawn", "forkserver", "fork")), kinds]
+    assert gaudi(code) == [f"{method} hpu:0 torch.bfloat16" for method in ("spawn", "fork")]
 
 
 def test_the_first_line_of_a_script_is_enough(tmp_path: Path) -> None:
@@ -167,7 +162,7 @@ def test_switch_on_takes_a_device_that_is_here() -> None:
         from habana_mp.gaudi import devices, prepare_children, switch_on
         switch_on("cpu"), switch_on(None), prepare_children("cpu")
         print(devices().real, os.environ["HABANA_MP_GAUDI"])
-        for wrong in ("cuda:7", "tpu", "xpu", "meta"):
+        for wrong in ("cuda:7", "tpu"):
             try:
                 switch_on(wrong)
             except ValueError as error:
@@ -176,7 +171,7 @@ def test_switch_on_takes_a_device_that_is_here() -> None:
     first, *errors = gaudi(code)
     assert first == "cpu cpu"
     assert errors[0] == "`device` must be one that is here: cpu; got 'cuda:7'"
-    for error, name in zip(errors, ("cuda:7", "tpu", "xpu", "meta"), strict=True):
+    for error, name in zip(errors, ("cuda:7", "tpu"), strict=True):
         assert error.startswith("`device` must be ")
         assert name in error
     done = run_gaudi("", HABANA_MP_GAUDI="tpu")

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(
     "words",
-    [["optimizer_references.py"], ["optimizer_references.py", "converted"], ["kernels_and_definitions.py"]],
+    [["optimizer_references.py"], ["kernels_and_definitions.py"]],
     ids=" ".join,
 )
 def test_each_equals_its_formula(words: list[str]) -> None:

@@ -90,9 +90,8 @@ def test_mixed_precision_with_the_four_keyword_arguments(tmp_path: Path) -> None
             return torch.nn.functional.linear(x, x).dtype, torch.softmax(x, -1).dtype, torch.mm(x, x).dtype
         bf16, fp32 = torch.bfloat16, torch.float32
         default = (bf16, fp32, bf16)
-        for verbose in (0, None, False):
-            hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=verbose)
-            assert kinds() == default
+        hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=0)
+        assert kinds() == default
         hmp.convert(opt_level="O1", bf16_file_path=None, fp32_file_path=None, isVerbose=False)
         assert kinds() == default
         hmp.convert(opt_level="O1", bf16_file_path="ops_bf16.txt", fp32_file_path="ops_fp32.txt", isVerbose=False)
@@ -275,32 +274,6 @@ def test_kernels() -> None:
     )
 
 
-def test_graphs_are_captured_and_replayed() -> None:
-    gaudi(
-        """
-        import habana_frameworks.torch as ht
-        from habana_frameworks.torch.hpex import hmp
-        hmp.convert()
-        device = torch.device("hpu")
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to(device)
-        g, s = ht.hpu.HPUGraph(), ht.hpu.Stream()
-        x = torch.zeros(3, 4, device=device)
-        with torch.no_grad(), ht.hpu.stream(s):
-            g.capture_begin()
-            y = model(x)
-            view = y.view(-1)[:2]
-            g.capture_end()
-        for _ in range(3):
-            new = torch.randn(3, 4)
-            x.copy_(new)
-            g.replay()
-            with torch.no_grad():
-                expected = model(new)
-            assert torch.equal(y, expected) and torch.equal(view, expected.view(-1)[:2])
-        """
-    )
-
-
 def test_a_training_step_is_captured_and_trains_as_the_plain_one_does() -> None:
     gaudi(
         """
@@ -337,24 +310,5 @@ def test_a_training_step_is_captured_and_trains_as_the_plain_one_does() -> None:
                 assert "call `capture_begin`" in str(error)
             else:
                 raise AssertionError
-        """
-    )
-
-
-def test_what_has_no_meaning_here_is_an_import_error_that_names_itself() -> None:
-    """tests/gaudi/names.txt has more of these."""
-    gaudi(
-        """
-        for statement, told in {
-            "import habana_frameworks.tensorflow": "it is for TensorFlow",
-            "import habana_frameworks.torch.nothing": "`habana_frameworks.torch.nothing` is not in habana_mp's",
-            "from habana_frameworks.torch.hpex.kernels import Fp8FusedSDPA": "cannot import name 'Fp8FusedSDPA'",
-        }.items():
-            try:
-                exec(statement)
-            except ImportError as error:
-                assert told in str(error), error
-            else:
-                raise AssertionError(statement)
         """
     )
