@@ -1,15 +1,12 @@
 """Changes single conditions and constants of the core, and reports which changes no test notices.
 
-    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--match TEXT] [--quick] [--again] [--list]
+    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--match TEXT] [--again] [--list]
 
 Without arguments all three: every mutant of ``src/rules``, against its test in C++ and the property test beside it; a
 sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests in ``TESTS``. Each mutant is
 built in a folder of its part in build/mutants and tested there, so parts can be tested at the same time; what is
 installed is not touched. results.json there stores each result. It is valid while the changed file has no other change,
 even if the tests change; ``--again`` ignores it. So a run that was stopped goes on.
-
-A mutant of the core runs the fast files of tests first, and those in ``SLOW`` if the fast ones notice nothing. The slow
-ones do not run if tests/mutants.txt explains the mutant. With ``--quick`` they never run, nor does such a mutant.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
 status is 1 if one has neither, and if such a line is about a mutant that a test notices or that does not exist.
@@ -29,11 +26,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 from helpers import own_core
 
@@ -66,14 +62,6 @@ TESTS = {
         "tests/trust/test_forks.py",
     ],
 }
-#: Files of tests that take a minute or more.
-SLOW = [
-    "tests/host/test_assumptions.py",
-    "tests/host/test_monkey_patches.py",
-    "tests/install/test_installation.py",
-    "tests/weights/test_packed_products.py",
-    "tests/weights/test_weight_changes.py",
-]
 #: Not run: this test builds the core of the checkout, which has no mutant.
 LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
 NOT_MARKED = "not slow"
@@ -218,8 +206,8 @@ class Rules:
         if (result := self.test()) != "passed":
             raise RuntimeError(f"the tests of src/rules fail without a mutant: {result}")
 
-    def test(self, *, quick: bool = False) -> str:
-        """Returns "passed", or what went wrong; `quick` makes no difference here."""
+    def test(self) -> str:
+        """Returns "passed", or what went wrong."""
         source, program = self.tree / "src", self.tree / "decisions"
         compiler = ["g++", "-std=c++20", "-O0", "-w", f"-I{source}", self.tree / "tests/rules/decisions.cpp"]
         built = run([*compiler, "-o", program], 300)
@@ -235,7 +223,7 @@ class Rules:
 class Core:
     """A build of the core in which the one changed source is compiled anew, and the tests of a folder."""
 
-    def __init__(self, folder: str, *, quick: bool) -> None:
+    def __init__(self, folder: str) -> None:
         self.folder, self.tree, self.build = folder, FOLDER / folder / "tree", FOLDER / folder / "core"
         copy_what_differs("src", self.tree)
         shutil.copytree(ROOT / "lists", self.tree / "lists", dirs_exist_ok=True)
@@ -245,56 +233,28 @@ class Core:
         self.site = own_core.make_site(self.build)
         own_core.check_site(self.site)
         self.mutants = sample(folder, self.tree)
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.kills: Counter[str] = Counter()
-        paths = [ROOT / path for path in TESTS[folder]]
-        files = [
-            str(one.relative_to(ROOT))
-            for path in paths
-            for one in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])
-        ]
-        fast = [one for one in files if one not in [*SLOW, *LEFT_OUT]]
-        stages = [fast] if quick else [fast, [one for one in files if one in SLOW]]
-        #: Files of tests, and the seconds that they may take. A run without a mutant must pass.
-        self.stages = [(stage, self.limit_of(stage)) for stage in stages]
-
-    def limit_of(self, files: list[str]) -> float:
-        """Measures a run, and the seconds of each file of tests in it."""
-        report = FOLDER / self.folder / "tests.xml"
         begin = time.monotonic()
-        result = self.pytest([*files, f"--junitxml={report}"], 7200)
+        result = self.pytest(7200)
         if result != "passed":
             raise RuntimeError(f"the tests of {self.folder} fail without a mutant: {result}")
-        for case in ElementTree.parse(report).iter("testcase"):
-            file = case.attrib["classname"].replace(".", "/") + ".py"
-            self.seconds[file] += float(case.attrib["time"])
-        return 60 + 2 * (time.monotonic() - begin)
+        self.limit = 60 + 2 * (time.monotonic() - begin)
 
-    def order(self, files: list[str]) -> list[str]:
-        """Returns the files of tests: those that noticed the most mutants first, then the fastest."""
-        return sorted(files, key=lambda file: (-self.kills[file], self.seconds[file]))
-
-    def pytest(self, arguments: list[str], seconds: float) -> str:
+    def pytest(self, seconds: float) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", NOT_MARKED]
         environment = own_core.environment(self.site)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        return run([*command, "--timeout", "120", *arguments], seconds, environment=environment)
+        left_out = [f"--ignore={file}" for file in LEFT_OUT]
+        return run([*command, "--timeout", "120", *left_out, *TESTS[self.folder]], seconds, environment=environment)
 
-    def test(self, *, quick: bool) -> str:
-        """Returns "passed", or what went wrong; with `quick` in the first stage."""
+    def test(self) -> str:
+        """Returns "passed", or what went wrong."""
         try:
             own_core.build(self.build)
         except subprocess.CalledProcessError:
             return "not compiled"
         for core in self.build.glob("_core*.so"):
             shutil.copy2(core, self.site / "habana_mp")
-        for files, limit in self.stages[:1] if quick else self.stages:
-            result = self.pytest(self.order(files), limit)
-            if result != "passed":
-                for file in files:
-                    self.kills[file] += file in result
-                return result
-        return "passed"
+        return self.pytest(self.limit)
 
 
 def explanations() -> dict[str, str]:
@@ -335,7 +295,7 @@ class Results:
 
 def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) -> int:
     """Tests the mutants of a part; returns how many survived without an explanation, or were noticed despite one."""
-    part = Rules() if name == "rules" else Core(name, quick=options.quick)
+    part = Rules() if name == "rules" else Core(name)
     results = Results(part.tree, again=options.again)
     first, step = map(int, options.only.split("/"))
     mutants = [one for one in part.mutants[first::step] if options.match in one.key]
@@ -343,25 +303,19 @@ def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) 
     wrong = 0
     for number, mutant in enumerate(mutants, 1):
         result = results.get(mutant, is_explained=mutant.key in explained)
-        if result is None and options.quick and mutant.key in explained:
-            result = "explained, not run"
         if result is None:
             path = part.tree / mutant.file
             original = path.read_text()
             path.write_text(mutant.applied(original))
             try:
-                result = part.test(quick=mutant.key in explained)
+                result = part.test()
             finally:
                 path.write_text(original)
             results.put(mutant, result)
         if result == "passed":
             result = "survived, explained" if mutant.key in explained else "SURVIVED"
-        kind = (
-            result
-            if "urvived" in result.lower() or result.startswith("explained")
-            else "not compiled"
-            if result.startswith("not compiled")
-            else "noticed"
+        kind = next(
+            (one for one in ("SURVIVED", "survived, explained", "not compiled") if result.startswith(one)), "noticed"
         )
         counts[kind] += 1
         if kind == "SURVIVED" or ("explained" not in kind and mutant.key in explained):
@@ -382,7 +336,6 @@ def main() -> int:
         "--only", default="0/1", metavar="I/N", help="every Nth mutant, from number I on; the first is 0"
     )
     parser.add_argument("--match", default="", metavar="TEXT", help="mutants with this in their file or line")
-    parser.add_argument("--quick", action="store_true", help="only the fast tests for a mutant of the core")
     parser.add_argument("--again", action="store_true", help="test again what has a result")
     parser.add_argument("--list", action="store_true", help="show the mutants, test none")
     options = parser.parse_args()

@@ -183,22 +183,21 @@ def test_the_lower_precision_may_be_named(spelling: str, meant: torch.dtype) -> 
     assert hmp.autocast("cpu", spelling)._number == hmp.autocast("cpu", meant)._number
 
 
-MODEL = torch.nn.Linear(2, 2)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+def models_and_optimizers() -> list[tuple[Any, Any, str]]:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return [
+        ((model,), {}, "Linear"),
+        ((model, optimizer), {}, "Linear, SGD"),
+        ((model, optimizer), {"opt_level": "O1"}, "Linear, SGD"),  # as apex.amp.initialize is called
+        (([model, torch.nn.ReLU()], [optimizer]), {"opt_level": "O2"}, "Linear, ReLU, SGD"),
+        ((), {"models": model, "optimizers": optimizer}, "Linear, SGD"),
+        (("O1",), {"preset": model}, "Linear"),
+        ((optimizer,), {"within": model}, "SGD"),
+    ]
 
 
-@each(
-    "arguments, options, got",
-    [
-        ((MODEL,), {}, "Linear"),
-        ((MODEL, OPTIMIZER), {}, "Linear, SGD"),
-        ((MODEL, OPTIMIZER), {"opt_level": "O1"}, "Linear, SGD"),  # as apex.amp.initialize is called
-        (([MODEL, torch.nn.ReLU()], [OPTIMIZER]), {"opt_level": "O2"}, "Linear, ReLU, SGD"),
-        ((), {"models": MODEL, "optimizers": OPTIMIZER}, "Linear, SGD"),
-        (("O1",), {"preset": MODEL}, "Linear"),
-        ((OPTIMIZER,), {"within": MODEL}, "SGD"),
-    ],
-)
+@each("arguments, options, got", models_and_optimizers)
 def test_a_model_is_refused_with_what_would_be_right(arguments: Any, options: Any, got: str) -> None:
     with pytest.raises(TypeError) as caught:
         hmp.convert(*arguments, **options)

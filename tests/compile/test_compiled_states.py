@@ -144,15 +144,17 @@ def broken(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [first, second, third, fourth, torch.mm(x, y)]
 
 
-@torch.compiler.disable
-def left_out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, y)
+def partly_left_out() -> Callable[..., Any]:
+    @torch.compiler.disable
+    def left_out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, y)
 
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        with hmp.disable_casts():
+            quiet = left_out(x, y)
+        return [torch.relu(left_out(x, y)), quiet, torch.mm(x, y)]
 
-def partly_left_out(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    with hmp.disable_casts():
-        quiet = left_out(x, y)
-    return [torch.relu(left_out(x, y)), quiet, torch.mm(x, y)]
+    return function
 
 
 def reads_a_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -165,8 +167,9 @@ def breaks(function: Callable[..., Any], *inputs: Any) -> int:
     return int(torch._dynamo.explain(function)(*inputs).graph_break_count)
 
 
-@pytest.mark.parametrize("function", [broken, partly_left_out, reads_a_number])
-def test_a_graph_break_changes_nothing(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["broken", "partly left out", "reads a number"])
+def test_a_graph_break_changes_nothing(name: str) -> None:
+    function = {"broken": broken, "partly left out": partly_left_out(), "reads a number": reads_a_number}[name]
     plain = breaks(function, M, N)
     torch._dynamo.reset()
     hmp.convert()

@@ -19,8 +19,6 @@ from helpers.training_on_ranks import batch
 
 COLLECTIVES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "broadcast": lambda w, other: dist.broadcast(w if dist.get_rank() == 0 else other, 1),
-    "broadcast of data": lambda w, other: dist.broadcast(w.data if dist.get_rank() == 0 else other, 1),
-    "broadcast of a detached one": lambda w, other: dist.broadcast(w.detach() if dist.get_rank() == 0 else other, 1),
     "all_reduce": lambda w, other: dist.all_reduce(w.detach() if dist.get_rank() == 0 else other),
     "all_gather": lambda w, other: dist.all_gather([torch.empty_like(w), w.detach()], other),
     "scatter": lambda w, other: dist.scatter(w.detach(), [other, w] if dist.get_rank() == 1 else None, 1),

@@ -85,8 +85,6 @@ def test_gaudis_backend_of_torch_compile() -> None:
             torch._dynamo.reset()
             compiled = torch.compile(model, backend=name, options={"keep_input_mutations": True})
             assert torch.allclose(compiled(x), model(x), atol=1e-6)
-            with torch.autocast("hpu", torch.bfloat16):
-                assert compiled(x).dtype is torch.bfloat16
         enable_compiled_autograd()
         compiled(x).sum().backward()
         assert model[0].weight.grad.is_hpu

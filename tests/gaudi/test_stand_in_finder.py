@@ -61,7 +61,7 @@ def test_a_library_that_asks_is_told_that_there_is_none(tmp_path: Path) -> None:
 def test_libraries_answer_as_they_do_without_it() -> None:
     code = """
         import transformers.utils.import_utils as of_transformers, accelerate.utils.imports as of_accelerate
-        import accelerate, peft, pytorch_lightning, torchmetrics, transformers, torch
+        import accelerate, pytorch_lightning, torch
         from lightning_utilities.core.imports import module_available, package_available
         print(of_transformers.is_torch_hpu_available(), of_accelerate.is_hpu_available())
         print(of_transformers._is_package_available("habana_frameworks"), of_accelerate.is_habana_gaudi1())

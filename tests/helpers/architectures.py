@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
-from transformers.models.auto import modeling_auto
 
-transformers.logging.set_verbosity_error()
+from helpers.late import Late
+
+transformers = Late("transformers")
+modeling_auto = Late("transformers.models.auto.modeling_auto")
 
 #: For each kind: the name in transformers' table of its architectures, and the class that makes one of them.
 KINDS = {
-    "causal": ("CAUSAL_LM", transformers.AutoModelForCausalLM),
-    "masked": ("MASKED_LM", transformers.AutoModelForMaskedLM),
-    "sequence": ("SEQUENCE_CLASSIFICATION", transformers.AutoModelForSequenceClassification),
-    "seq2seq": ("SEQ_TO_SEQ_CAUSAL_LM", transformers.AutoModelForSeq2SeqLM),
-    "image": ("IMAGE_CLASSIFICATION", transformers.AutoModelForImageClassification),
+    "causal": ("CAUSAL_LM", "AutoModelForCausalLM"),
+    "masked": ("MASKED_LM", "AutoModelForMaskedLM"),
+    "sequence": ("SEQUENCE_CLASSIFICATION", "AutoModelForSequenceClassification"),
+    "seq2seq": ("SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM"),
+    "image": ("IMAGE_CLASSIFICATION", "AutoModelForImageClassification"),
 }
 
 VOCABULARY, PAD, BEGIN, END = 128, 0, 1, 2
@@ -150,7 +151,8 @@ def make_model(kind: str, model_type: str, **settings: Any) -> Any:
     if isinstance(table[model_type], tuple):
         config.architectures = [table[model_type][0]]
     torch.manual_seed(0)
-    return KINDS[kind][1].from_config(config, dtype=torch.float32).train()
+    transformers.logging.set_verbosity_error()
+    return getattr(transformers, KINDS[kind][1]).from_config(config, dtype=torch.float32).train()
 
 
 def small_config(default: Any, **settings: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.own_packages import own_package
-from helpers.processes import run_script
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FULL, HALF = torch.eye(4), torch.eye(4).bfloat16()
@@ -88,10 +85,6 @@ class Special(Kernel):
         return x @ y
 
 
-class Builtin(torch.Tensor):
-    pass
-
-
 # ---- what may be given -----------------------------------------------------------------------------------------------
 
 
@@ -130,8 +123,8 @@ def test_a_module_object_is_its_folder_or_file(own: Import, module: str) -> None
 
 @pytest.mark.parametrize(
     "given",
-    [product, decorated, functools.partial(product, FULL), functools.partial(functools.partial(decorated), FULL)],
-    ids=["function", "decorated", "partial", "partial of decorated"],
+    [product, functools.partial(decorated, FULL)],
+    ids=["function", "partial of decorated"],
 )
 def test_a_function_is_its_own_code(given: Any) -> None:
     hmp.convert(exact=[given])
@@ -153,42 +146,6 @@ def test_a_function_has_all_code_that_is_written_in_it() -> None:
     assert [one.dtype for one in nested(FULL)] == [FP32, FP32, FP32, BF16]
 
 
-def function_of(file: str, name: str = "product", line: int = 1) -> Any:
-    """Returns a new function of this name, as if it stood in this line of that file."""
-    namespace: dict[str, Any] = {}
-    exec(compile("\n" * (line - 1) + f"def {name}(x, y):\n    return x @ y\n", file, "exec"), namespace)
-    return namespace[name]
-
-
-@pytest.mark.parametrize(
-    ("other", "dtype"),
-    [
-        (function_of("/one.py"), FP32),
-        (function_of("/other.py"), BF16),
-        (function_of("/one.py", name="other"), BF16),
-        (function_of("/one.py", line=2), BF16),
-    ],
-    ids=["another object of its code", "of another file", "of another name", "of another line"],
-)
-def test_a_function_is_known_by_its_file_its_name_and_its_line(other: Any, dtype: torch.dtype) -> None:
-    hmp.convert(exact=[function_of("/one.py")])
-    assert other(FULL, FULL).dtype is dtype
-
-
-def test_code_without_a_file_is_known_by_itself() -> None:
-    given = function_of("<string>")
-    hmp.convert(exact=[given])
-    assert given(FULL, FULL).dtype is FP32
-    assert function_of("<string>")(FULL, FULL).dtype is BF16
-
-
-@pytest.mark.parametrize("given", [Kernel().product, Kernel.product], ids=["bound", "plain"])
-def test_a_method_is_its_own_code(given: Any) -> None:
-    hmp.convert(exact=[given])
-    assert Special().product(FULL, FULL).dtype is FP32
-    assert Special().static(FULL, FULL).dtype is BF16
-
-
 def test_a_class_is_the_code_of_its_own_methods() -> None:
     hmp.convert(exact=[Kernel])
     kernel = Special()
@@ -200,13 +157,6 @@ def test_a_class_is_the_code_of_its_own_methods() -> None:
     hmp.convert(exact=[Special])
     assert kernel.own(FULL, FULL).dtype is FP32
     assert kernel.product(FULL, FULL).dtype is BF16
-
-
-def test_several_are_given_together(own: Import) -> None:
-    hmp.convert(exact=("ownpack.sums", Kernel, product))
-    assert own("sums").product(FULL, FULL).dtype is FP32
-    assert Kernel.static(FULL, FULL).dtype is product(FULL, FULL).dtype is FP32
-    assert other_product(FULL, FULL).dtype is BF16
 
 
 def test_a_part_of_torch_may_be_given() -> None:
@@ -224,17 +174,6 @@ def test_what_it_calls_is_lowered(own: Import) -> None:
     assert arithmetic.of_layer(nn.Linear(4, 4), FULL).dtype is BF16
     assert arithmetic.of_layer(lambda x: x @ x, FULL).dtype is BF16
     assert arithmetic.through_torch(FULL).dtype is FP32
-
-
-def test_a_mode_of_functions_does_not_hide_the_caller() -> None:
-    class Mode(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*args, **(kwargs or {}))
-
-    hmp.convert(exact=[product])
-    with Mode(), torch.device("cpu"):
-        assert product(FULL, FULL).dtype is FP32
-        assert other_product(FULL, FULL).dtype is BF16
 
 
 def test_the_float32_list_and_rules_2_to_4_hold(converted: Converter) -> None:
@@ -314,13 +253,6 @@ def test_it_goes_before_kept_modules_and_rules_by_module() -> None:
     assert model(FULL).dtype is FP32
 
 
-def test_a_region_of_autocast_obeys_it() -> None:
-    hmp.convert(exact=[product])
-    with hmp.autocast("cpu", torch.float16):
-        assert product(FULL, FULL).dtype is FP32
-        assert other_product(FULL, FULL).dtype is torch.float16
-
-
 @pytest.mark.usefixtures("counted")
 def test_the_report_names_the_reason() -> None:
     def rectified() -> None:
@@ -335,19 +267,13 @@ def test_the_report_names_the_reason() -> None:
 # ---- its end ---------------------------------------------------------------------------------------------------------
 
 
-def test_restore_forgets_it(own: Import) -> None:
-    hmp.convert(exact=[product, "ownpack.sums"])
-    hmp.restore()
-    hmp.convert()
-    assert product(FULL, FULL).dtype is own("sums").product(FULL, FULL).dtype is BF16
-
-
 def test_another_convert_replaces_it(own: Import) -> None:
     hmp.convert(exact=[product, "ownpack.sums", "ownpack.inner"])
     assert own("sums").product(FULL, FULL).dtype is FP32
     hmp.convert(exact=[other_product, "ownpack.inner"])
     assert product(FULL, FULL).dtype is own("sums").product(FULL, FULL).dtype is BF16
     assert other_product(FULL, FULL).dtype is own("inner.deep").product(FULL, FULL).dtype is FP32
+    hmp.restore()
     hmp.convert()
     assert other_product(FULL, FULL).dtype is own("inner.deep").product(FULL, FULL).dtype is BF16
 
@@ -379,7 +305,6 @@ def test_a_user_can_look_up_what_is_exact() -> None:
     [
         ("ownpack", r"`exact` must be a list, as \['ownpack'\].*got str: 'ownpack'"),
         (product, r"`exact` must be a list, as \[product\].*got function"),
-        (7, "`exact` must be a list.*got int: 7"),
         (
             ["nopackage"],
             "`exact`: there is no package or module 'nopackage'; a name is that by which `import` finds it",
@@ -389,23 +314,15 @@ def test_a_user_can_look_up_what_is_exact() -> None:
             ["ownpack.sums.product"],
             r"if `product` is a function or class in it, give .* exact=\[ownpack.sums.product\]",
         ),
-        (["ownpack.no.one"], "there is no package or module 'ownpack.no.one'; there is 'ownpack'"),
         (["own pack"], "a name must be that of a package or module, as \"package.module\"; got 'own pack'"),
-        ([""], "a name must be that of a package or module.*got ''"),
         (["math"], "module 'math' has no file of Python code"),
-        (["torch._C"], "module 'torch._C' has no file of Python code"),
         (
             [torch.matmul],
             "builtin matmul has no code in Python; to keep an operation in float32, name it in the float32",
         ),
-        ([torch.Tensor.mm], "builtin mm has no code in Python"),
-        ([FULL.mm], "builtin mm has no code in Python"),
-        ([functools.partial(torch.matmul, FULL)], "builtin matmul has no code in Python"),
-        ([Builtin], "class .*Builtin has no code in Python"),
         ([int], "class builtins.int has no code in Python"),
         ([nn.Linear(4, 4)], r"a module is no code: give its class, as exact=\[Linear\], or use `hmp.keep\(module\)`"),
         ([3], "an item must be the name of a package or module, a module, a function or a class; got int: 3"),
-        ([None], "got NoneType: None"),
         (["nopackage", 3], r"(?s)'nopackage'.*\n`exact`: an item must be"),
     ],
 )
@@ -414,16 +331,3 @@ def test_what_cannot_be_exact_is_refused_before_torch_is_changed(own: Import, gi
         hmp.convert(exact=given)
     assert not hmp.is_converted()
     assert "ownpack" not in sys.modules
-
-
-def test_a_module_without_a_file_is_refused() -> None:
-    script = """
-        import sys
-        from habana_mp import hmp
-        try:
-            hmp.convert(exact=[sys.modules["__main__"]])
-        except ValueError as error:
-            print(error)
-    """
-    result = run_script(textwrap.dedent(script))
-    assert "module '__main__' has no file of Python code" in result.stdout, result.stderr

@@ -72,10 +72,7 @@ def run_with(tmp_path: Path, name: str, script: str, *arguments: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "when"),
-    [("botorch", "before"), ("gpytorch", "after"), ("linear_operator", "after"), ("torchmetrics", "before")],
-)
+@pytest.mark.parametrize(("name", "when"), [("botorch", "before"), ("linear_operator", "after")])
 def test_a_library_of_exact_arithmetic_is_not_lowered(tmp_path: Path, name: str, when: str) -> None:
     script = """
         assert torch.equal(product(fine, full), fine)
@@ -90,20 +87,18 @@ def test_a_library_of_exact_arithmetic_is_not_lowered(tmp_path: Path, name: str,
     run_with(tmp_path, name, script, when)
 
 
-def test_a_network_and_a_function_that_such_a_library_calls_are_lowered(tmp_path: Path) -> None:
+def test_such_a_library_calls_what_is_lowered_obeys_the_float32_list_and_is_named_in_the_report(tmp_path: Path) -> None:
     script = """
         assert of_layer(torch.nn.Linear(4, 4), full).dtype is BF16
         assert called_back(lambda x: x @ x, full).dtype is BF16
-    """
-    run_with(tmp_path, "gpytorch", script)
-
-
-def test_what_is_lower_meets_float32_in_such_a_library_and_obeys_the_float32_list(tmp_path: Path) -> None:
-    script = """
         assert mixed(half, fine).dtype is BF16  # rule 4
         assert (half + fine).dtype is FP32
         assert log_of_softmax(half).dtype is FP32
         assert product(half, half).dtype is BF16
+        hmp.reset_report()
+        rectified(full)
+        rows = hmp.report(show=False).as_dicts()
+        assert [(row["operation"], row["precision"]) for row in rows] == [("relu", "unchanged")]
     """
     run_with(tmp_path, "gpytorch", script)
 
@@ -117,15 +112,6 @@ def test_such_a_library_is_not_lowered_in_the_forward_of_a_module_either(tmp_pat
         assert [one.dtype for one in Model()(full)] == [BF16, FP32]
     """
     run_with(tmp_path, "torchmetrics", script, "within")
-
-
-def test_the_report_tells_that_a_library_was_left_alone(tmp_path: Path) -> None:
-    script = """
-        rectified(full)
-        rows = hmp.report(show=False).as_dicts()
-        assert [(row["operation"], row["precision"]) for row in rows] == [("relu", "unchanged")]
-    """
-    run_with(tmp_path, "gpytorch", script)
 
 
 #: By package: its module, and what there is a stand-in for.

@@ -77,7 +77,7 @@ def trained(model: Any, likelihood: Any, bound: Any, x: torch.Tensor = X) -> lis
     """The loss after some steps, and what is predicted then."""
     optimizer = torch.optim.Adam({*model.parameters(), *likelihood.parameters()}, lr=0.05)
     model.train(), likelihood.train()
-    for _ in range(20):
+    for _ in range(8):
         optimizer.zero_grad()
         loss = -bound(model(x), Y)
         loss.backward()
@@ -101,17 +101,16 @@ def sparse() -> list[torch.Tensor]:
 
 
 @each("within", WITHINS)
-@each("kernel", [gpytorch.kernels.RBFKernel, gpytorch.kernels.MaternKernel, Own])
+@each("kernel", [gpytorch.kernels.RBFKernel, Own])
 def test_an_exact_process_is_that_of_plain_torch(kernel: type[gpytorch.kernels.Kernel], within: Any) -> None:
     expected = exact(kernel)
     hmp.convert(within=within)
     assert_same(exact(kernel), expected)
 
 
-@pytest.mark.parametrize("within", WITHINS)
-def test_a_process_of_inducing_points_is_that_of_plain_torch(within: Any) -> None:
+def test_a_process_of_inducing_points_is_that_of_plain_torch() -> None:
     expected = sparse()
-    hmp.convert(within=within)
+    hmp.convert()
     assert_same(sparse(), expected, close=True)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from helpers.each import each
+from helpers.late import Late
 from helpers.lists import Converter
 from helpers.steered import LOWERED, STEERED, inputs, network, options_for, precisions
 
-peft = pytest.importorskip("peft")
+peft = Late("peft")
 
 
 @each("how", STEERED)

@@ -41,14 +41,11 @@ class Own(torchmetrics.Metric):
 
 METRICS: dict[str, tuple[Any, torch.Tensor, torch.Tensor]] = {
     "R2Score": (torchmetrics.R2Score, PREDICTIONS, TARGETS),
-    "PearsonCorrCoef": (torchmetrics.PearsonCorrCoef, PREDICTIONS, TARGETS),
     "AUROC": (lambda: torchmetrics.AUROC(task="binary"), SCORES, LABELS),
-    "MeanSquaredError": (torchmetrics.MeanSquaredError, PREDICTIONS, TARGETS),
     "one of one's own": (Own, PREDICTIONS, TARGETS),
 }
 FUNCTIONS: dict[str, tuple[Any, torch.Tensor, torch.Tensor]] = {
     "r2_score": (torchmetrics.functional.r2_score, PREDICTIONS, TARGETS),
-    "pearson_corrcoef": (torchmetrics.functional.pearson_corrcoef, PREDICTIONS, TARGETS),
     "auroc": (lambda *given: torchmetrics.functional.auroc(*given, task="binary"), SCORES, LABELS),
     "cosine_similarity": (
         lambda one, other: torchmetrics.functional.cosine_similarity(one[:, None], other[:, None]),

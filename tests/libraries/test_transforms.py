@@ -13,7 +13,6 @@ import torch
 from habana_mp import hmp
 from helpers.comparing import assert_same, seeded
 from helpers.each import each
-from helpers.processes import run_script
 from helpers.torchvision_here import import_torchvision
 
 v1 = import_torchvision("torchvision.transforms")
@@ -41,17 +40,13 @@ def image(dtype: torch.dtype = FP32) -> torch.Tensor:
 #: Of both versions, by the same name.
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "RandomRotation": lambda t: t.RandomRotation(30),
-    "filled RandomRotation": lambda t: t.RandomRotation(30, fill=0.3, interpolation=t.InterpolationMode.BILINEAR),
     "RandomAffine": lambda t: t.RandomAffine(30, translate=(0.1, 0.1), scale=(0.8, 1.2), shear=5),
     "RandomPerspective": lambda t: t.RandomPerspective(0.5, p=1.0),
     "ElasticTransform": lambda t: t.ElasticTransform(20.0, sigma=1.0),
     "RandomResizedCrop": lambda t: t.RandomResizedCrop(12),
     "Resize": lambda t: t.Resize(9),
     "ColorJitter": lambda t: t.ColorJitter(0.5, 0.5, 0.5, 0.3),
-    "Grayscale": lambda t: t.Grayscale(3),
     "GaussianBlur": lambda t: t.GaussianBlur(3),
-    "RandomAdjustSharpness": lambda t: t.RandomAdjustSharpness(2.0, p=1.0),
-    "RandomAutocontrast": lambda t: t.RandomAutocontrast(p=1.0),
     "RandomErasing": lambda t: t.RandomErasing(p=1.0, value="random"),
     "Normalize": lambda t: t.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
     "LinearTransformation": lambda t: t.LinearTransformation(_MATRIX, _MEAN),
@@ -60,13 +55,12 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@each("options", [{}, {"preset": "gaudi/nlp/bert"}, {"opt_level": "O2"}], parts=2)
 @each("version", [v1, v2])
 @each("name", TRANSFORMS)
-def test_a_transform_gives_the_image_that_plain_torch_gives(name: str, version: Any, options: dict[str, str]) -> None:
+def test_a_transform_gives_the_image_that_plain_torch_gives(name: str, version: Any) -> None:
     transform = TRANSFORMS[name](version)
     expected = seeded(lambda: transform(image()))
-    hmp.convert(**options)
+    hmp.convert()
     assert_same(seeded(lambda: transform(image())), expected)
     # made after it was converted too
     again = TRANSFORMS[name](version)
@@ -127,18 +121,6 @@ def test_a_transform_of_ones_own_is_in_float32_where_torchvision_calls_it() -> N
     hmp.convert()
     assert Halved()(image()).dtype is FP32
     assert (image() * 0.5).dtype is BF16
-
-
-def test_transforms_that_were_imported_after_convert_are_known() -> None:
-    done = run_script(
-        "import torch\nfrom habana_mp import hmp\nhmp.convert()\n"
-        "from helpers.torchvision_here import import_torchvision\n"
-        "v2 = import_torchvision('torchvision.transforms.v2')\n"
-        "code = v2.RandomRotation.forward.__code__\n"
-        "print(v2.RandomRotation(30)(torch.rand(3, 8, 8)).unique().numel() > 9)\n"
-        "hmp.restore()\nprint(code is v2.RandomRotation.forward.__code__)\n"
-    )
-    assert (done.returncode, done.stdout.split()) == (0, ["True", "False"]), done.stderr
 
 
 def test_a_transform_is_exact_in_compiled_code() -> None:

@@ -53,8 +53,7 @@ def inside(flow: torch.nn.Module) -> torch.Tensor:
     return Likelihood(flow)(X)
 
 
-@pytest.mark.parametrize("within", [None, "modules"])
-@pytest.mark.parametrize("loss_of", [outside, inside])
+@pytest.mark.parametrize(("loss_of", "within"), [(outside, None), (inside, "modules")])
 def test_the_solver_asks_no_more_often_than_twice_as_in_float32(loss_of: Any, within: Any) -> None:
     expected, times, gradient = trained(loss_of)
     hmp.convert(within=within)

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.profiler import profile
 
 from habana_mp import hmp
@@ -113,6 +111,10 @@ def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> N
 @each("dynamic", [False, True])
 @each("product", PRODUCTS)
 def test_compiled_code_asks_for_one_product_too(converted: Converter, product: str, dynamic: bool) -> None:
+    # Imported here, because they take seconds.
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
     graphs: list[set[str]] = []
 
     def note(graph: torch.fx.GraphModule, _: Any) -> Any:

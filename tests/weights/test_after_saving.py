@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.tensorboard import SummaryWriter
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from habana_mp import hmp
+from helpers.late import Late
 from helpers.weights import kept
+
+accelerate, tensorboard, transformers = Late("accelerate"), Late("torch.utils.tensorboard"), Late("transformers")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 
 def _draw(model: nn.Module, folder: Path) -> None:
-    with SummaryWriter(str(folder)) as writer:
+    with tensorboard.SummaryWriter(str(folder)) as writer:
         for name, one in model.named_parameters():
             writer.add_histogram(name, one)
 
@@ -57,13 +57,13 @@ DONE: dict[str, Callable[[Any, Path], Any]] = {
 @pytest.mark.parametrize("before", [False, True], ids=["after the first calls", "before convert"])
 @pytest.mark.usefixtures("counted", "one_rank")
 def test_all_casts_are_used_again(before: bool, tmp_path: Path) -> None:
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=200
     )
     words = torch.tensor([[1, 2, 3]])
     for name, done in DONE.items():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config).eval()
+        model = transformers.LlamaForCausalLM(config).eval()
         folder = tmp_path / name.replace(" ", "_")
         folder.mkdir()
         held = done(model, folder) if before else None

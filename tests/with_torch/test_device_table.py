@@ -28,28 +28,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_table_of_the_cpu_has_all_parts_and_nothing_wrong() -> None:
-    done = python(SCRIPT, "--device", "cpu", "--short", "--only", "calls,regions,weights,training")
+def test_the_table_of_the_cpu_has_the_parts_asked_for_and_nothing_wrong() -> None:
+    done = python(SCRIPT, "--device", "cpu", "--short", "--only", "regions,weights")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ") and line.count(" | ") == 4]
     parts = {row[0].strip("| ").split(",")[0] for row in rows}
-    assert parts >= {"calls", "regions", "streams", "graphs", "weights", "training"}
+    assert parts >= {"regions", "streams", "graphs", "weights"}
     assert {row[-1].strip("| ") for row in rows} == {"verdict", "ok", "not here"}
-    assert len(rows) > 250
     assert f"torch {torch.__version__}" in done.stdout
-
-
-def test_times_are_those_of_autocast_and_of_this_package() -> None:
-    done = python(SCRIPT, "--device", "cpu", "--short", "--only", "times")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for kind in (
-        "linear 4x16, recorded",
-        "training step, attention",
-        "training step, convolution",
-        "decoding, one word",
-    ):
-        for contender in ("autocast, bf16", "hmp, bf16", "hmp.autocast, bf16"):
-            assert f"| {kind}: {contender} | autocast " in done.stdout
 
 
 def test_a_result_that_is_off_is_wrong(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,12 +51,9 @@ def loss_by_hand(w: torch.Tensor) -> torch.Tensor:
     "transform",
     [
         lambda f: torch.func.grad(f)(N),
-        lambda f: torch.func.grad_and_value(f)(N),
         lambda f: torch.func.vmap(torch.func.grad(f))(torch.stack([N, M])),
         lambda f: torch.func.vjp(f, N)[1](torch.tensor(1.0)),
         lambda f: torch.func.jvp(f, (N,), (M,)),
-        lambda f: torch.func.jacrev(f)(N),
-        lambda f: torch.func.jacfwd(f)(N),
         lambda f: torch.func.linearize(f, N)[1](M),
         lambda f: torch.func.hessian(f)(N[:, :2].contiguous()),
         lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(N),
@@ -102,17 +99,6 @@ def test_forward_mode_gradients_go_through_the_casts(converted: Converter) -> No
             assert torch.equal(out.tangent, expected)
 
 
-def test_second_gradients_go_through_the_casts(converted: Converter) -> None:
-    def second(f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        w = N.clone().requires_grad_()
-        (first,) = torch.autograd.grad(f(w), w, create_graph=True)
-        return torch.autograd.grad(first.sum(), w)[0]
-
-    expected = second(loss_by_hand)
-    converted(bf16=["mm"])
-    assert torch.equal(second(loss), expected)
-
-
 # ---- torch.func, torch.autograd.functional, forward mode -------------------------------------------------------------
 
 
@@ -136,9 +122,7 @@ def test_per_sample_gradients_are_those_of_each_sample_alone() -> None:
 
 NORMS = {
     "layer": lambda: nn.LayerNorm(6),
-    "group": lambda: nn.GroupNorm(2, 6),
     "batch": lambda: nn.BatchNorm1d(6).eval(),
-    "instance": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, affine=True), nn.Flatten()),
     "encoder": lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0),
 }
 
@@ -152,13 +136,11 @@ def test_transforms_go_through_norms_of_lowered_activations(norm: Callable[[], n
     def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, weights, (x[None],)).exp().sum()
 
-    # A linear layer's bias before an instance norm has no gradient but rounding.
-    told = [name for name in weights if name != "0.bias"]
     plain = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
     hmp.convert()
     per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
     jacobian = torch.func.jacrev(loss)(weights, samples[0])
-    for name in told:
+    for name in weights:
         for got, expected in ((per_sample[name], plain[name]), (jacobian[name], plain[name][0])):
             assert got.dtype is FP32
             torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05 * expected.abs().max().item() + 1e-3)
@@ -180,14 +162,10 @@ def model_loss_by_hand(x: torch.Tensor) -> torch.Tensor:
     "transform",
     [
         lambda f: torch.func.jacrev(torch.func.jacfwd(f))(M),
-        lambda f: torch.func.jacfwd(torch.func.jacrev(f))(M),
         lambda f: torch.func.jvp(torch.func.grad(f), (M,), (N,)),
         lambda f: torch.autograd.functional.hessian(f, M),
         lambda f: torch.autograd.functional.hvp(f, M, N),
-        lambda f: torch.autograd.functional.vhp(f, M, N),
         lambda f: torch.autograd.functional.vjp(f, M),
-        lambda f: torch.autograd.functional.jvp(f, M, N),
-        lambda f: torch.autograd.functional.jacobian(f, M, vectorize=True),
         lambda f: torch.autograd.functional.jacobian(f, M, vectorize=True, strategy="forward-mode"),
     ],
 )

@@ -21,12 +21,8 @@ pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
 
 INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "uniform": nn.init.uniform_,
-    "normal": nn.init.normal_,
     "trunc_normal": nn.init.trunc_normal_,
-    "constant": lambda x: nn.init.constant_(x, 0.3),
     "xavier_uniform": nn.init.xavier_uniform_,
-    "xavier_normal": nn.init.xavier_normal_,
-    "kaiming_uniform": nn.init.kaiming_uniform_,
     "kaiming_normal": nn.init.kaiming_normal_,
     "orthogonal": lambda x: nn.init.orthogonal_(x, gain=1.7),
     "sparse": lambda x: nn.init.sparse_(x, 0.3),
@@ -41,8 +37,6 @@ def test_initialising_after_construction_is_exact(name: str) -> None:
 
     expected = seeded(run)
     hmp.convert()
-    assert_same(seeded(run), expected)
-    hmp.convert("O2")
     assert_same(seeded(run), expected)
 
 

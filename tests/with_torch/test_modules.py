@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import swa_utils
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.lists import Converter
-from helpers.modules import lower, trained
+from helpers.modules import trained
 from helpers.processes import run_script
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -93,16 +92,6 @@ def test_batch_norm_keeps_its_statistics_as_by_hand(options: dict[str, Any]) -> 
     evaluated = module.eval()(x[0])
     hmp.restore()
     assert_same(evaluated, hand.eval()(x[0].bfloat16()))
-
-
-def test_statistics_computed_anew_are_those_of_lowered_activations() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    hand, batches = copy.deepcopy(model), [torch.randn(2, 3, 8, 8) for _ in range(3)]
-    hand[0].bfloat16()
-    swa_utils.update_bn(lower(batches), hand)
-    hmp.convert()
-    swa_utils.update_bn(batches, model)
-    assert_same(dict(model.named_buffers()), dict(hand.named_buffers()))
 
 
 def test_copies_load_and_call_functionally() -> None:

@@ -52,7 +52,7 @@ def test_operations_in_the_saved_tensor_hooks_may_be_covered_themselves(converte
     assert_same(hooked.grad, plain.grad)
 
 
-@each("error", [RuntimeError, ValueError, TypeError, IndexError])
+@each("error", [RuntimeError, ValueError])
 @each("name", ["mm", "conv2d", "gru", "softmax"])
 def test_an_error_of_a_hook_of_saved_tensors_is_not_taken_for_one_of_torch(name: str, error: type[Exception]) -> None:
     layer = nn.GRU(4, 4)
@@ -96,20 +96,6 @@ def test_an_error_of_a_mode_is_not_taken_for_one_of_torch_and_torchs_own_is(conv
         with Checking():  # whose kernel wants one precision, as `torch._check` of the function for meta tensors does
             assert torch.lerp(lowered, M, 0.5).dtype is FP32
         assert torch.lerp(on_meta, M.to("meta"), 0.5).dtype is FP32
-
-
-def test_an_error_of_torch_that_a_mode_tells_on_is_one_of_torch(converted: Converter) -> None:
-    class Telling(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            try:
-                return function(*args, **(kwargs or {}))
-            except RuntimeError as error:
-                raise RuntimeError(f"in {function}") from error
-
-    converted(bf16=["mm"])
-    lowered = torch.mm(M, N)
-    with torch.autocast("cpu", enabled=False), Telling():
-        assert torch.lerp(lowered, M, 0.5).dtype is FP32
 
 
 def compressed(tensor: torch.Tensor) -> Any:
@@ -157,27 +143,24 @@ def normalised(gradients: Any) -> tuple[torch.Tensor]:
 GradientOf = Callable[[Any], tuple[torch.Tensor]]
 
 
-@each("options", [{}, {"preset": "torch-cpu"}, {"opt_level": "O2"}])
 @each("before", [False, True])
 @each(
     "hook",
     [
         normalised,
         lambda gradients: (torch.softmax(gradients[0], -1),),
-        lambda gradients: (torch.where(gradients[0] > 0, gradients[0], torch.zeros(())),),
-        lambda gradients: (gradients[0] * 2,),
     ],
 )
-def test_a_modules_hooks_may_compute_gradients(hook: GradientOf, before: bool, options: dict[str, str]) -> None:
+def test_a_modules_hooks_may_compute_gradients(hook: GradientOf, before: bool) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     if before:
-        hmp.convert(**options)
+        hmp.convert()
     module[2].register_full_backward_hook(lambda _, inputs, outputs: hook(inputs))
     module[0].register_full_backward_pre_hook(lambda _, outputs: hook(outputs))
     module[2].register_full_backward_hook(lambda _, inputs, outputs: None)
     if not before:
         module(leaf(M)).pow(2).sum().backward()
-        hmp.convert(**options)
+        hmp.convert()
     plain = [one.grad.clone() if one.grad is not None else None for one in module.parameters()]
     module.zero_grad()
     module(leaf(M)).float().pow(2).sum().backward()

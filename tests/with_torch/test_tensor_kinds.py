@@ -74,19 +74,13 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "float64": lambda x: x.double(),
     "complex": lambda x: x.to(torch.complex64),
     "integer": lambda x: (x * 5).int(),
-    "unsigned": lambda x: (x * x).to(torch.uint16),
     "bool": lambda x: x > 0,
     "float8 e4m3": lambda x: x.to(torch.float8_e4m3fn),
-    "float8 e5m2": lambda x: x.to(torch.float8_e5m2),
-    "float8 e8m0": lambda x: x.to(torch.float8_e8m0fnu),
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-    "conjugated": lambda x: torch.complex(x, x).conj(),
     "negated": lambda x: torch.complex(x, x).conj().imag,
     "subclass": lambda x: x.as_subclass(Plain),
     "parameter": nn.Parameter,
-    **({"buffer": nn.Buffer} if hasattr(nn, "Buffer") else {}),  # newer releases have it
     "requires grad": lambda x: x.requires_grad_(),
-    "not a leaf": lambda x: x.requires_grad_() * 1,
     "of inference": inference,
     "fake": FAKE.from_tensor,
     "meta": lambda x: x.to("meta"),
@@ -94,24 +88,15 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nested strided": lambda x: torch.nested.nested_tensor([x, x[:2]]),
     "sparse COO": lambda x: x.relu().to_sparse(),
     "sparse CSR": lambda x: x.relu().to_sparse_csr(),
-    "sparse CSC": lambda x: x.relu().to_sparse_csc(),
-    "sparse BSR": lambda x: x.to_sparse_bsr((2, 2)),
     "masked": lambda x: masked_tensor(x, x > 0),
     "of oneDNN": lambda x: x.to_mkldnn(),
     "zero tensor": lambda x: torch._efficientzerotensor((4, 4)),
     "no elements": lambda x: x[:0],
-    "no columns": lambda x: x[:, :0],
     "no dimensions": lambda x: x[1, 2].clone(),
     "transposed": lambda x: x.t(),
     "strided": lambda x: x.repeat(2, 2)[::2, ::2],
-    "flipped": lambda x: x.flip(0),
     "expanded": lambda x: x[:1].expand(4, 4),
-    "overlapping": lambda x: x.flatten().as_strided((4, 4), (1, 1)),
-    "with an offset": lambda x: x.repeat(2, 1)[3:7],
-    "permuted": lambda x: x.repeat(3, 1, 1).permute(2, 0, 1),
     "channels last": lambda x: x.repeat(2, 3, 1, 1).to(memory_format=torch.channels_last),
-    "channels last of three": lambda x: x.repeat(2, 3, 2, 1, 1).to(memory_format=torch.channels_last_3d),
-    "of 30 dimensions": lambda x: x.reshape([1] * 28 + [4, 4]),
     "of 64 dimensions": lambda x: x[0, 0].reshape([1] * 64),
     "shared": lambda x: x.share_memory_(),
     "of NumPy": lambda x: torch.from_numpy(x.numpy().copy()),
@@ -251,7 +236,7 @@ class Watching(torch.Tensor):
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("mm", torch.mm), ("softmax", torch.softmax), ("add", torch.add), ("add_", torch.Tensor.add_)],
+    [("mm", torch.mm), ("softmax", torch.softmax), ("add_", torch.Tensor.add_)],
 )
 def test_a_subclass_sees_the_original_function_once(converted: Converter, name: str, function: Any) -> None:
     x = torch.ones(4, 4).as_subclass(Watching)
@@ -278,7 +263,7 @@ class WatchingMode(TorchFunctionMode):
 
 
 @pytest.mark.usefixtures("counted")
-@pytest.mark.parametrize("function", [torch.mm, torch.Tensor.mm, torch.matmul, torch.add], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", [torch.Tensor.mm, torch.add], ids=lambda one: one.__name__)
 def test_a_function_mode_sees_the_original_call_once_and_the_report_counts_one(
     converted: Converter, function: Any
 ) -> None:
@@ -289,25 +274,6 @@ def test_a_function_mode_sees_the_original_call_once_and_the_report_counts_one(
     assert [one for one in mode.seen if one[0] is function] == [(function, [FP32, BF16])]
     assert not any(one[0] is torch.Tensor.bfloat16 for one in mode.seen[1:])
     assert [(row.operation, row.calls, row.casts) for row in hmp.report(show=False)] == [(function.__name__, 1, 1)]
-
-
-class Refusing(torch.Tensor):
-    """Takes part in one operation only."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return "mine" if func is torch.mm else NotImplemented
-
-
-def test_a_subclass_that_refuses_casts_is_asked_as_it_is(converted: Converter) -> None:
-    x = torch.Tensor._make_subclass(Refusing, torch.ones(4, 4))
-    converted(bf16=["mm", "relu"])
-    assert torch.mm(x, x) == "mine"
-    with pytest.raises(TypeError, match=r"no implementation|Multiple dispatch"):
-        torch.relu(x)
-
-
-# ---- models of one precision ---------------------------------------------------------------------------------------
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
@@ -384,21 +350,16 @@ def _csr(values: torch.Tensor) -> torch.Tensor:
 #: Of the values of a sparse matrix and of a dense one, both with gradients. ``values * 2`` is lowered before.
 WITH_SPARSE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "dense + sparse": lambda values, dense: dense.detach() + _coo(values * 2),
-    "dense - sparse": lambda values, dense: dense - _coo(values * 2),
-    "in place": lambda values, dense: dense.clone().add_(_coo(values * 2)),
     "dense + CSR": lambda values, dense: dense + _csr(values * 2),
     "mv": lambda values, dense: torch.mv(_coo(values * 2), dense[0]),
     "sparse @ dense": lambda values, dense: _coo(values * 2) @ dense,
-    "transposed @ dense": lambda values, dense: _coo(values * 2).t() @ dense,
     "CSR @ dense": lambda values, dense: _csr(values * 2) @ dense,
-    "addmm": lambda values, dense: torch.addmm(dense, _csr(values * 2), dense),
     "linear": lambda values, dense: F.linear(dense * 2, _csr(values * 2)),
     "made sparse": lambda values, dense: (dense * 2).to_sparse() @ dense,
-    "sparse * dense": lambda values, dense: (_coo(values) * dense).to_dense(),
 }
 
 
-@each("options", [{}, {"reuse_memory": False}, {"preset": "torch-cpu"}])
+@each("options", [{}, {"reuse_memory": False}])
 @each("name", WITH_SPARSE)
 def test_gradients_beside_a_sparse_tensor_may_have_another_layout(name: str, options: dict[str, Any]) -> None:
     def gradients() -> list[torch.Tensor]:
@@ -430,16 +391,14 @@ def test_nested_tensors_go_through_a_model() -> None:
 
 ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: nn.MultiheadAttention(8, 2, batch_first=True),
-    "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
     "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
 }
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@each("options", [{}, {"opt_level": "O2"}, {"preset": "torch-cpu"}])
 @each("lowered", [False, True])
 @each("name", ATTENTION)
-def test_attention_takes_nested_tensors_by_its_fused_kernel(name: str, lowered: bool, options: dict[str, str]) -> None:
+def test_attention_takes_nested_tensors_by_its_fused_kernel(name: str, lowered: bool) -> None:
     module, before = ATTENTION[name]().eval(), nn.Linear(8, 8)
     parts = [torch.randn(3, 8), torch.randn(5, 8)]
 
@@ -452,7 +411,7 @@ def test_attention_takes_nested_tensors_by_its_fused_kernel(name: str, lowered: 
 
     with torch.no_grad():
         expected = run()
-        hmp.convert(**options)
+        hmp.convert()
         result = run()
     if not lowered:
         assert torch.equal(result, expected)
