@@ -146,8 +146,15 @@ def operations_of(listed: Listed) -> ops.Resolved | None:
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
     near = _nearest(listed.name)
-    hint = f"; did you mean `{near}`?" if near else ""
-    raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
+    hint = (
+        f"did you mean `{near}`?"
+        if near
+        else (
+            "for a function of your own see hmp.op_wrap, for an operator of a library import it first (`--import` of "
+            "`habana-mp lists check`)"
+        )
+    )
+    raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`; {hint}")
 
 
 def _is_in_place_anyhow(operation: str) -> bool:

@@ -17,6 +17,7 @@ import torch
 from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.presets import presets
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -56,8 +57,18 @@ def _level(name: str, given: Any) -> str:
     level = given.upper() if isinstance(given, str) else ""
     if level not in _LEVELS:
         levels = "; ".join(f'"{one}": {meaning}' for one, meaning in _LEVELS.items())
-        raise ValueError(f"`{name}` must be one of {levels}; got {given!r}")
+        raise ValueError(f"`{name}` must be one of {levels}; got {given!r}{_meant_by(given)}")
     return level
+
+
+def _meant_by(given: object) -> str:
+    """Returns a hint for two slips: a preset's name in the place of the level, and a zero for the letter O."""
+    if not isinstance(given, str):
+        return ""
+    if given in presets():
+        return f"; for the lists of that name write `preset={given!r}`"
+    meant = given.upper().replace("0", "O", 1)
+    return f'; write "{meant}" with the letter O' if meant in _LEVELS else ""
 
 
 def _switch(name: str, given: object) -> bool:

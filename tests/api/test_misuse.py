@@ -89,3 +89,17 @@ def test_a_notebook_shows_a_table_once(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_the_optimizers_that_were_here_say_what_to_use() -> None:
     with pytest.raises(ImportError, match=r"use `torch\.optim` .* with `fused=True`"):
         from habana_mp import optim  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("level", "hint"), [("recommended", "write `preset='recommended'`"), ("02", 'write "O2" with the letter O')]
+)
+def test_a_slip_in_the_level_is_answered_with_what_is_meant(level: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(hint)):
+        hmp.convert(level)
+
+
+def test_an_operation_that_is_unknown_names_the_ways_for_functions_and_libraries(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("my_own_kernel\n")
+    with pytest.raises(hmp.ListError, match=r"unknown operation `my_own_kernel`; .*hmp\.op_wrap.*--import"):
+        hmp.convert(bf16_file_path=tmp_path / "list.txt")
