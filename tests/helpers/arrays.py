@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -85,19 +81,5 @@ def hard_bits() -> npt.NDArray[np.uint32]:
     return np.concatenate([bits, edge, edge | np.uint32(0x80000000)])
 
 
-# --- strides ----------------------------------------------------------------------------------------------------------
-
-
 def random_bits(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, 1 << 32, shape, np.uint32).astype(BITS[dtype])
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-def run_python(program: str, kernels_variable: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "HABANA_MP_KERNELS"}
-    if kernels_variable is not None:
-        environment["HABANA_MP_KERNELS"] = kernels_variable
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -15,7 +15,7 @@ from habana_mp.policy.rules import ruling_without_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
 #: The number of samples that are used from each entry. Some entries have hundreds.
-SAMPLES = 40
+SAMPLES = 16
 
 
 def name_of(op: Any) -> str:

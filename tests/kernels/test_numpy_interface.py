@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from habana_mp import kernels
-from helpers.arrays import BITS, DTYPES, FACES, PATHS, assert_same_bits, every_cast, run_python, torch_bits
+from helpers.arrays import BITS, DTYPES, FACES, PATHS, assert_same_bits, every_cast, torch_bits
 from helpers.each import each
+from helpers.processes import run_script
 
 pytestmark = pytest.mark.processor
 
@@ -24,10 +25,13 @@ def test_path_is_one_of_those_the_processor_can_run() -> None:
 
 @every_cast
 def test_the_public_functions_give_what_torch_gives(source: str, target: str) -> None:
-    bits = np.random.default_rng(9).integers(0, 1 << 32, 5000, np.uint32).astype(BITS[source])
-    ours = FACES[target](bits.view(DTYPES[source]))
-    assert ours.dtype == DTYPES[target]
-    assert_same_bits(ours.view(BITS[target]), torch_bits(bits, source, target), target, bits)
+    bits = np.random.default_rng(9).integers(0, 1 << 32, (50, 100), np.uint32).astype(BITS[source])
+    for given in (bits, bits.T, bits[::2, 1::3]):
+        ours = FACES[target](given.view(DTYPES[source]))
+        assert ours.dtype == DTYPES[target]
+        assert ours.flags.c_contiguous
+        expected = torch_bits(np.ascontiguousarray(given), source, target)
+        assert_same_bits(ours.view(BITS[target]).ravel(), expected.ravel(), target)
 
 
 def test_uint16_counts_as_the_bits_of_bfloat16() -> None:
@@ -39,15 +43,14 @@ def test_uint16_counts_as_the_bits_of_bfloat16() -> None:
 
 
 def test_without_ml_dtypes_bfloat16_is_given_as_its_bits() -> None:
-    program = """
-        import sys
-        sys.modules["ml_dtypes"] = None
-        import numpy as np
-        from habana_mp import kernels
-        bits = kernels.to_bfloat16(np.array([1.0, -2.0], np.float32))
-        print(bits.dtype, bits.tolist(), kernels.to_float32(bits).tolist())
-    """
-    done = run_python(program)
+    done = run_script("""
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+from habana_mp import kernels
+bits = kernels.to_bfloat16(np.array([1.0, -2.0], np.float32))
+print(bits.dtype, bits.tolist(), kernels.to_float32(bits).tolist())
+""")
     assert done.stdout.strip() == "uint16 [16256, 49152] [1.0, -2.0]", done.stderr
 
 
@@ -64,27 +67,6 @@ def test_every_shape_is_kept(shape: tuple[int, ...], source: str, target: str) -
     assert (out.astype(np.float32) == 1).all()
 
 
-@each(
-    "view",
-    [
-        lambda array: array.T,
-        lambda array: array[::2, 1::3],
-        lambda array: array[::-1, ::-1],
-        lambda array: np.broadcast_to(array[0], (4, 12)),
-        np.asfortranarray,
-    ],
-)
-@every_cast
-def test_an_array_of_any_strides_is_cast(view: Any, source: str, target: str) -> None:
-    array = view(np.arange(120, dtype=np.float32).reshape(10, 12).astype(DTYPES[source]))
-    ours = FACES[target](array)
-    assert ours.flags.c_contiguous
-    assert np.array_equal(ours.astype(np.float32), array.astype(np.float32))
-    out = np.zeros(array.shape, DTYPES[target])
-    FACES[target](array, out)
-    assert np.array_equal(out.astype(np.float32), array.astype(np.float32))
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 F32 = np.ones((2, 3), np.float32)
@@ -95,14 +77,9 @@ F32 = np.ones((2, 3), np.float32)
     [
         ([1.0], "`array` must be a NumPy array of float32, float16 or bfloat16 .*, got list"),
         (None, "`array` must be a NumPy array .*, got NoneType"),
-        (np.float32(1), "`array` must be a NumPy array .*, got float32"),
         (np.ones(3), "`array` must be of float32, float16 or bfloat16 .*, got an array of float64"),
         (np.ones(3, np.int32), "`array` must be of .*, got an array of int32"),
-        (np.ones(3, np.int16), "`array` must be of .*, got an array of int16"),
-        (np.ones(3, object), "`array` must be of .*, got an array of object"),
-        (np.ones(3, "V2"), r"`array` must be of .*, got an array of \|V2"),
         (np.ones(3, np.dtype(np.float32).newbyteorder()), "native byte order, got an array of [<>]f4"),
-        (np.ones(3, np.dtype(np.float16).newbyteorder()), "native byte order, got an array of [<>]f2"),
     ],
 )
 def test_an_array_of_another_kind_is_an_error_that_says_what_came(array: Any, message: str) -> None:
@@ -119,25 +96,18 @@ def test_an_array_of_another_kind_is_an_error_that_says_what_came(array: Any, me
             TypeError,
             "`out` must be an array of float16 in native byte order, got an array of float32",
         ),
-        (
-            np.ones((2, 3), np.uint16),
-            TypeError,
-            "`out` must be an array of float16 in native byte order, got an array of uint16",
-        ),
         (np.ones((2, 3), np.dtype(np.float16).newbyteorder()), TypeError, "native byte order, got an array of [<>]f2"),
         (
             np.ones((3, 2), np.float16),
             ValueError,
             r"`out` must have the shape of `array`, \(2, 3\), got \(3, 2\)",
         ),
-        (np.ones(6, np.float16), ValueError, r"`out` must have the shape of `array`, \(2, 3\), got \(6,\)"),
         (
             np.lib.stride_tricks.as_strided(np.ones(3, np.float16), (2, 3), (0, 2)),
             ValueError,
             r"`out` must not overlap itself, got an array of shape \(2, 3\) with strides \(0, 2\)",
         ),
         (np.broadcast_to(np.float16(1), (2, 3)), ValueError, "`out` must be writeable, got a read-only"),
-        (np.frombuffer(bytes(12), np.float16).reshape(2, 3), ValueError, "`out` must be writeable, got a read-only"),
     ],
 )
 def test_an_unfit_out_is_an_error_that_says_what_came(out: Any, error: type[Exception], message: str) -> None:

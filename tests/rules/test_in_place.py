@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from habana_mp import hmp, ops
-from helpers.cases import VIEWS, Case
+from helpers.cases import VIEWS
 from helpers.each import each
 from helpers.lists import Converter
 
@@ -78,76 +78,37 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "nn.ReLU(inplace)": lambda x, y: nn.ReLU(inplace=True)(x),
     "nn.Dropout(inplace)": lambda x, y: nn.Dropout(0.5, inplace=True)(x),
 }
-LISTED_IN_PLACE = [
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "relu",
-    "leaky_relu",
-    "silu",
-    "elu",
-    "hardtanh",
-    "relu6",
-    "threshold",
-    "dropout",
-    "dropout2d",
-    "add",
-    "mul",
-    "sub",
-    "div",
-    "pow",
-    "addmm",
-    "addcmul",
-    "addcdiv",
-    "index_add",
-    "index_copy",
-    "index_put",
-    "index_fill",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "masked_fill",
-    "lerp",
-    "masked_scatter",
-    "add_",
-    "mul_",
-    "relu_",
-    "dropout_",
-    "addbmm",
-    "addr",
-    "__setitem__",
-    "remainder",
-    "atan2",
-    "put",
-    "fill_",
-    "xlogy",
-    "hypot",
-]
+LISTED_IN_PLACE = (
+    *("iadd", "isub", "imul", "itruediv", "relu", "leaky_relu", "silu", "elu", "hardtanh", "relu6", "threshold"),
+    *("dropout", "dropout2d", "add", "mul", "sub", "div", "pow", "addmm", "addcmul", "addcdiv", "index_add"),
+    *("index_copy", "index_put", "index_fill", "scatter", "scatter_add", "scatter_reduce", "masked_fill", "lerp"),
+    *("masked_scatter", "add_", "mul_", "relu_", "dropout_", "addbmm", "addr", "__setitem__", "remainder", "atan2"),
+    *("put", "fill_", "xlogy", "hypot"),
+)
 
 
-@each("name", IN_PLACE, parts=6)
 @each("kinds", [(FP32, BF16), (BF16, FP32), (FP32, FP32)])
 @each("listed", ["", "bf16", "fp32"])
 @pytest.mark.filterwarnings("ignore:.*has no effect")
 def test_an_in_place_operation_keeps_dtype_identity_and_storage(
-    converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype], listed: str
+    converted: Converter, kinds: tuple[torch.dtype, torch.dtype], listed: str
 ) -> None:
     x, y = M.to(kinds[0]), N.to(kinds[1])
-    expected = x.clone()
-    torch.manual_seed(5)
-    IN_PLACE[name](expected, y.to(kinds[0]))
-    target = x.clone()
-    address = target.data_ptr()
+    expected = {name: x.clone() for name in IN_PLACE}
+    for name, change in IN_PLACE.items():
+        torch.manual_seed(5)
+        change(expected[name], y.to(kinds[0]))
     converted(**({listed: LISTED_IN_PLACE} if listed else {}))
-    torch.manual_seed(5)
-    result = IN_PLACE[name](target, y)
-    assert target.dtype is kinds[0]
-    assert target.data_ptr() == address
-    assert torch.equal(target, expected)
-    if result is not None:
-        assert result is target or result.data_ptr() == address
-        assert result.dtype is kinds[0]
+    for name, change in IN_PLACE.items():
+        target = x.clone()
+        address = target.data_ptr()
+        torch.manual_seed(5)
+        result = change(target, y)
+        assert (target.dtype, target.data_ptr()) == (kinds[0], address), name
+        assert torch.equal(target, expected[name]), name
+        if result is not None:
+            assert result is target or result.data_ptr() == address, name
+            assert result.dtype is kinds[0], name
 
 
 def test_a_gradient_flows_through_an_assignment_of_another_precision(converted: Converter) -> None:
@@ -169,22 +130,18 @@ def test_an_integer_target_is_left_to_torch(converted: Converter) -> None:
         x += torch.ones(4)
 
 
-LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
-
-
 @pytest.mark.filterwarnings("ignore:.*has no effect")
-@each("precision", ["bf16", "fp32"])
-@each("case", VIEWS)
-def test_what_is_written_into_a_view_reaches_the_tensor(converted: Converter, case: Case, precision: str) -> None:
-    converted(**{precision: [case.name]})
-    for dtype in (FP32, BF16, FP16):
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_what_is_written_into_a_view_reaches_the_tensor(converted: Converter, precision: str) -> None:
+    converted(**{precision: [case.name for case in VIEWS]})
+    for case, dtype in itertools.product(VIEWS, (FP32, BF16, FP16)):
         x = case.cast(dtype)[0].clone()
         shape, strides = x.shape, x.stride()
         for view in tree_leaves(case.call(x)):
-            assert view.dtype is dtype
+            assert view.dtype is dtype, case
             view.zero_()
-        assert (x.shape, x.stride()) == (shape, strides)
-        assert not x.any()
+        assert (x.shape, x.stride()) == (shape, strides), case
+        assert not x.any(), case
 
 
 def test_what_is_written_into_a_view_in_complex_numbers_reaches_the_tensor(converted: Converter) -> None:
@@ -268,8 +225,8 @@ def test_what_an_operation_writes_into_beside_its_first_input_is_never_cast() ->
         assert keyword in castable.kept_keywords
 
 
-@each("key", [70_000, -70_000, (70_000,), torch.tensor(70_000)])
-@each("value", [torch.tensor(3.5), 1e6, float("-inf"), 2.0])
+@each("key", [70_000, torch.tensor(70_000)])
+@each("value", [torch.tensor(3.5), 1e6, float("-inf")])
 def test_the_key_of_an_assignment_is_no_value(key: Any, value: Any, converted: Converter) -> None:
     converted(bf16=["mm"])
     filled = torch.zeros(100_000, dtype=FP16)

@@ -48,17 +48,27 @@ def by_hand_of(op: Any, mixed: Call, function: Any) -> Any:
     return mixed.mapped(lambda t, _: t.float()).copied().run(function).to(mixed.arguments[0].dtype)
 
 
-@each("op", entries_of_several_inputs, parts=6)
-def test_mixed_inputs_run_as_cast_by_hand(converted: Converter, op: Any) -> None:
-    operation = operation_of(op)
-    calls = [mixed for plain, mixed in mixtures(op, limit=8) if runs(plain, op.op)]
-    assert calls
-    by_hand = [] if operation is None else [by_hand_of(op, mixed, op.op) for mixed in calls]
+def groups(of: Callable[[], list[Any]]) -> Callable[[], list[list[Any]]]:
+    """Returns a function that divides the entries into groups for one conversion each."""
+    return lambda: [of()[first::40] for first in range(40)]
+
+
+@each("ops", groups(entries_of_several_inputs), parts=4)
+def test_mixed_inputs_run_as_cast_by_hand(converted: Converter, ops: list[Any]) -> None:
+    given = []
+    for op in ops:
+        calls = [mixed for plain, mixed in mixtures(op, limit=3) if runs(plain, op.op)]
+        assert calls, name_of(op)
+        by_hand = [None if operation_of(op) is None else by_hand_of(op, mixed, op.op) for mixed in calls]
+        given += [(op, *both) for both in zip(calls, by_hand, strict=True)]
     converted()
-    results = [mixed.copied().run(op.op) for mixed in calls]
+    results = [mixed.copied().run(op.op) for op, mixed, _ in given]
     hmp.restore()
-    for result, expected in zip(results, by_hand or results, strict=True):
-        assert_same(result, expected)
+    for (op, _, expected), result in zip(given, results, strict=True):
+        try:
+            assert_same(result, result if expected is None else expected)
+        except AssertionError as error:
+            raise AssertionError(name_of(op)) from error
 
 
 VARIANTS = ("method_variant", "operator_variant")
@@ -73,7 +83,7 @@ def test_mixed_inputs_run_as_cast_by_hand_in_every_form(converted: Converter) ->
         functions = [getattr(op, form, None) for form in VARIANTS]
         calls = [
             (mixed, function)
-            for _, mixed in mixtures(op, limit=3)
+            for _, mixed in mixtures(op, limit=1)
             for function in functions
             if function is not None and operation is not None and runs(mixed.mapped(lambda t, _: t.float()), function)
         ]
@@ -125,7 +135,7 @@ def test_in_place_operations_cast_the_others_to_their_target(converted: Converte
     for op in entries_of_several_inputs():
         function = getattr(op, form, None)
         calls = []
-        for _, mixed in mixtures(op, limit=3) if function is not None else ():
+        for _, mixed in mixtures(op, limit=1) if function is not None else ():
             by_hand = mixed.mapped(lambda tensor, _, of=mixed: tensor.to(of.arguments[0].dtype))
             if isinstance(mixed.arguments[0], torch.Tensor) and runs(by_hand, function):
                 calls.append((mixed, by_hand))
@@ -136,7 +146,7 @@ def test_in_place_operations_cast_the_others_to_their_target(converted: Converte
 
 # ---- float32 inputs under the default lists --------------------------------------------------------------------------
 
-#: CodeOwner results say nothing about precision, and why.
+#: Results that say nothing about precision, and why.
 NOT_COMPARED = {
     **dict.fromkeys(
         ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -186,24 +196,25 @@ def farthest(mine: Any, other: Any) -> float:
     return max((distance(*pair) for pair in pairs), default=0.0)
 
 
-@each("op", entries, parts=20)
-def test_float32_inputs_stay_near_float32(op: Any) -> None:
+@each("ops", groups(entries), parts=4)
+def test_float32_inputs_stay_near_float32(ops: list[Any]) -> None:
     """No error that plain torch does not raise; results and gradients within bfloat16's reach of float32's."""
     plain = []
-    for call in calls_of(op, 6):
-        for way in (results_and_gradients, without_gradients):
-            try:
-                plain.append((call, way, way(call, op.op)))
-            except Exception:
-                continue  # some have no gradient, and some samples are meant to fail
-            break
+    for op in ops:
+        for call in calls_of(op, 2):
+            for way in (results_and_gradients, without_gradients):
+                try:
+                    plain.append((op, call, way, way(call, op.op)))
+                except Exception:
+                    continue  # some have no gradient, and some samples are meant to fail
+                break
     hmp.convert()
-    converted = [way(call, op.op) for call, way, _ in plain]
+    converted = [way(call, op.op) for op, call, way, _ in plain]
     hmp.restore()
-    for (call, way, expected), result in zip(plain, converted, strict=True):
+    for (op, call, way, expected), result in zip(plain, converted, strict=True):
         for mine, other in zip(result[1], expected[1], strict=True):
-            assert (mine is None) == (other is None)
-            assert mine is None or mine.dtype is other.dtype
+            assert (mine is None) == (other is None), name_of(op)
+            assert mine is None or mine.dtype is other.dtype, name_of(op)
         if name_of(op) in NOT_COMPARED or (found := farthest(result, expected)) < 0.05:
             continue
         with torch.autocast("cpu", dtype=BF16):
@@ -217,7 +228,7 @@ def test_in_place_operations_on_float32_stay_what_they_are(form: str) -> None:
     wrong = {}
     for op in entries():
         function = getattr(op, form, None)
-        calls = [call for call in calls_of(op, 3) if isinstance(call.arguments[0], torch.Tensor)] if function else []
+        calls = [call for call in calls_of(op, 1) if isinstance(call.arguments[0], torch.Tensor)] if function else []
         if found := wrong_in_place(function, [(call, call) for call in calls if runs(call, function)], hmp.convert):
             wrong[name_of(op)] = found
     assert wrong == {}

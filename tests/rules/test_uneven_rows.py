@@ -60,7 +60,7 @@ def inputs(draw: st.DrawFn) -> torch.Tensor:
     return x.bfloat16() if draw(st.booleans()) else x
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(inputs(), st.sampled_from([1, 8, 48]), st.booleans(), st.booleans(), st.sampled_from(list(PRODUCTS)))
 def test_bits_and_strides_are_those_of_a_layer_in_lower_precision(
     x: torch.Tensor, width: int, bias: bool, frozen: bool, product: str
@@ -108,8 +108,7 @@ def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> N
     assert "aten::bmm" in operations()  # what it is about: torch alone multiplies one by one
 
 
-@each("dynamic", [False, True])
-@each("product", PRODUCTS)
+@each("product, dynamic", [("linear", False), ("@", True)])
 def test_compiled_code_asks_for_one_product_too(converted: Converter, product: str, dynamic: bool) -> None:
     # Imported here, because they take seconds.
     from functorch.compile import make_boxed_func
