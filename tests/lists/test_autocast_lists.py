@@ -82,10 +82,13 @@ def cases(source: Any, lower: torch.dtype) -> Iterator[Case]:
 
 
 def all_cases() -> Iterator[tuple[str, torch.dtype, Case]]:
-    for preset, source in (("torch-cpu", AutocastCPUTestLists), ("torch-cuda", AutocastTestLists)):
-        for lower in (BF16, FP16):
-            for case in cases(source, lower):
-                yield preset, lower, case
+    for preset, source, lower in (
+        ("torch-cpu", AutocastCPUTestLists, BF16),
+        ("torch-cuda", AutocastTestLists, BF16),
+        ("torch-cuda", AutocastTestLists, FP16),
+    ):
+        for case in cases(source, lower):
+            yield preset, lower, case
 
 
 def dtypes(value: Any) -> set[torch.dtype]:

@@ -1,7 +1,7 @@
-// The decision about a call, row by row, of facts that are written down here: compiled without Python and torch.
+// The decision about a call from facts that are written down here: compiled without Python and torch.
 //
-// Without an argument it checks each row, above all those below it. `serve` answers lines of numbers, for the property
-// test: see test_decisions.py.
+// `serve` answers lines of numbers with what `decide` returns, for the property test: see test_decisions.py. Without an
+// argument the program checks what is around `decide`: protected regions, the sources of rules, and repeated calls.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -102,204 +102,6 @@ Inputs inputs_of(std::initializer_list<Kind> kinds) {
 }
 
 Rule lowering() { return {.action = Action::precision, .to = Kind::bf16}; }
-
-Plan plan_of(const Rule& rule, const Facts& facts, const Inputs& inputs = inputs_of({Kind::f32})) {
-  return decide(rule, inputs, facts);
-}
-
-bool leaves(const Plan& plan, Way way, Reason reason) { return plan.way == way && plan.decision.reason == reason; }
-
-void check_drafts() {
-  const auto to = [](const Rule& rule, const Inputs& inputs, const Facts& facts = {}) {
-    const Plan plan = decide(rule, inputs, facts);
-    return plan.to;
-  };
-  const Inputs mixed = inputs_of({Kind::f32, Kind::bf16});
-  CHECK(to(lowering(), mixed) == Kind::bf16);
-  CHECK(to({.action = Action::widest}, mixed) == Kind::f32);
-  CHECK(to({.action = Action::widest}, inputs_of({Kind::bf16, Kind::f16})) == Kind::f32);
-  CHECK(to({.action = Action::widest}, inputs_of({Kind::f16})) == Kind::f16);
-  CHECK(to({.action = Action::first_input}, inputs_of({Kind::bf16, Kind::f32})) == Kind::bf16);
-  CHECK(to({.action = Action::scalars}, inputs_of({Kind::other, Kind::f16, Kind::f32})) == Kind::f16);
-  Inputs in_place = mixed;
-  in_place.target = Kind::bf16;
-  CHECK(to({.action = Action::in_place}, in_place) == Kind::bf16);
-  in_place.target = Kind::other;
-  CHECK(leaves(plan_of({.action = Action::in_place}, {}, in_place), Way::as_written, Reason::ineligible));
-
-  // A tensor without dimensions does not widen, and is left as it is where torch promotes it itself.
-  Facts with_number;
-  with_number.with_dimensions = inputs_of({Kind::bf16}).present;
-  CHECK(to({.action = Action::widest}, mixed, with_number) == Kind::bf16);
-  CHECK(plan_of({.action = Action::widest}, with_number, mixed).way == Way::with_casts);
-  const Plan promoted = plan_of({.action = Action::widest, .promotes = true}, with_number, mixed);
-  CHECK(promoted.leaves_numbers && promoted.way == Way::as_written);
-  const Plan joined = plan_of({.action = Action::widest, .gives_dimensions = true}, with_number, mixed);
-  CHECK(joined.to == Kind::f32 && !joined.leaves_numbers);
-  Facts with_numbers_alone;
-  with_numbers_alone.with_dimensions = Present{};
-  CHECK(to({.action = Action::widest}, mixed, with_numbers_alone) == Kind::f32);
-
-  // Tensors with dimensions that are all of other kinds do not decide.
-  with_number.with_dimensions = inputs_of({Kind::other}).present;
-  CHECK(to({.action = Action::widest}, mixed, with_number) == Kind::f32);
-  // A draft without these peculiarities has none of them.
-  for (const Plan& plain : {plan_of(lowering(), {}, mixed), plan_of(lowering(), {}, inputs_of({Kind::bf16}))}) {
-    CHECK(!plain.leaves_numbers && !plain.is_inside && !plain.is_fused);
-  }
-
-  // What is never cast.
-  Inputs given = mixed;
-  given.explicit_out = true;
-  CHECK(leaves(plan_of(lowering(), {}, given), Way::as_written, Reason::explicit_out));
-  given = mixed;
-  given.explicit_dtype = true;
-  CHECK(leaves(plan_of(lowering(), {}, given), Way::as_written, Reason::explicit_dtype));
-  CHECK(leaves(plan_of(lowering(), {}, inputs_of({Kind::f32, Kind::wide})), Way::as_written, Reason::ineligible));
-  CHECK(leaves(plan_of(lowering(), {}, inputs_of({Kind::other})), Way::as_written, Reason::ineligible));
-
-  // Nothing to cast: nothing is asked.
-  const Facts unasked;
-  CHECK(plan_of(lowering(), unasked, inputs_of({Kind::bf16})).way == Way::as_written);
-  CHECK(unasked.asked.empty());
-
-  Facts elsewhere;
-  CHECK(plan_of({.action = Action::refused}, elsewhere).way == Way::refuse);
-  elsewhere.another_device = true;
-  CHECK(plan_of({.action = Action::refused}, elsewhere).way == Way::as_written);
-  given = inputs_of({Kind::f32});
-  given.explicit_out = true;
-  CHECK(plan_of({.action = Action::refused}, {}, given).way == Way::as_written);
-}
-
-// Each row, with all rows below it holding too.
-void check_table() {
-  Rule rule = lowering();
-  rule.views_one = rule.is_product = rule.is_elementwise = true;
-  Facts all;
-  all.condition_on_sums = true;
-  all.decided_elsewhere = all.exact_caller = all.float32_alone = all.another_device = all.one_tensor = true;
-  all.in_a_transform = true;
-  all.at_place = Reason::worker;
-  all.product = Answer::failed;
-  all.fused = all.wrong = all.sums = Answer::failed;
-  all.sparse_tensor = true;
-  all.products_can_be_lowered = false;
-  const Inputs inputs = inputs_of({Kind::f32, Kind::bf16});
-
-  CHECK(plan_of(rule, all, inputs).way == Way::leave_to_outer);
-  all.decided_elsewhere = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::worker));
-  all.at_place.reset();
-  CHECK(leaves(plan_of(rule, all, inputs), Way::unlisted_rule, Reason::library));
-  Rule widens = rule;
-  widens.action = Action::widest;
-  widens.reason = Reason::widest;
-  CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // only a list lowers in such code
-  all.exact_caller = false;
-  CHECK(plan_of(rule, all, inputs).way == Way::unlisted_rule);
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::arithmetic);
-  CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // this alone is not lowered
-  rule.is_elementwise = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  rule.is_elementwise = true;
-  all.float32_alone = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  all.another_device = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::view));
-  all.one_tensor = false;
-  CHECK(plan_of(rule, all, inputs).way == Way::failed);
-  all.product = Answer::no;
-  const Plan without_product = plan_of(rule, all, inputs);
-  CHECK(without_product.to == Kind::f32 && without_product.decision.reason == Reason::no_product);
-  CHECK(leaves(plan_of(rule, all, inputs_of({Kind::f32})), Way::leave, Reason::no_product));
-  // There too a tensor without dimensions does not widen one that has some.
-  all.with_dimensions = inputs_of({Kind::bf16}).present;
-  const Facts failing = all;
-  rule.is_product = all.condition_on_sums = false;
-  all.fused = all.wrong = Answer::no;
-  all.sparse_tensor = all.in_a_transform = false;
-  const Plan with_number = plan_of(rule, all, inputs);
-  CHECK(with_number.way == Way::with_casts && with_number.to == Kind::bf16 && !with_number.leaves_numbers);
-  CHECK(with_number.decision.precision == Precision::bf16 && with_number.decision.reason == Reason::no_product);
-  rule.promotes = true;
-  const Plan with_promoted_number = plan_of(rule, all, inputs);
-  CHECK(leaves(with_promoted_number, Way::leave, Reason::no_product) && with_promoted_number.leaves_numbers);
-  rule.promotes = false;
-  rule.is_product = true;
-  all = failing;
-  all.with_dimensions.reset();
-  all.product = Answer::yes;
-  CHECK(plan_of(rule, all, inputs).way == Way::failed);
-  all.fused = Answer::no;
-  rule.products_inside = true;
-  CHECK(plan_of(rule, all, inputs).way == Way::unlisted_rule);
-  all.products_can_be_lowered = true;
-  CHECK(plan_of(rule, all, inputs).way == Way::failed);  // wrong_in_bf16
-  all.wrong = Answer::yes;
-  CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
-  Rule to_half = rule;
-  to_half.to = Kind::f16;
-  all.sums = Answer::yes;
-  all.wrong = Answer::no;
-  all.sparse_tensor = all.in_a_transform = false;
-  CHECK(plan_of(to_half, all, inputs).way == Way::with_casts);
-  all.wrong = Answer::yes;
-  CHECK(plan_of(to_half, all, inputs).way == Way::with_casts);  // asked of bfloat16 only
-  all.wrong = Answer::no;
-  all.sums = Answer::failed;
-  CHECK(plan_of(rule, all, inputs).way == Way::failed);
-  all.sums = Answer::yes;
-  const Plan summed = plan_of(rule, all, inputs);
-  CHECK(summed.way == Way::with_casts && summed.computed_in == Kind::f32 && summed.to == Kind::bf16);
-  CHECK(summed.decision.reason == Reason::sums && summed.decision.precision == Precision::fp32 && summed.is_inside);
-  CHECK(plan_of(rule, all, inputs_of({Kind::bf16})).computed_in == Kind::f32);  // what is lower already adds up too
-  all.sums = Answer::no;
-  CHECK(leaves(plan_of(rule, all, inputs_of({Kind::bf16})), Way::leave, Reason::list));
-  all.sparse_tensor = true;
-  CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
-  all.sparse_tensor = false;
-  all.in_a_transform = true;
-  CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
-  all.in_a_transform = false;
-  all.fused = Answer::yes;
-  const Plan plan = plan_of(rule, all, inputs);
-  CHECK(plan.way == Way::with_casts && plan.is_fused && !plan.is_inside && plan.computed_in == Kind::bf16);
-
-  // Torch promotes all others with a first input that has no dimensions.
-  const Rule scalars{.action = Action::scalars, .reason = Reason::first_input};
-  Facts number_first;
-  CHECK(plan_of(scalars, number_first, inputs).way == Way::with_casts);
-  number_first.number_first = true;
-  CHECK(leaves(plan_of(scalars, number_first, inputs), Way::leave, Reason::first_input));
-  CHECK(plan_of(lowering(), number_first, inputs).way == Way::with_casts);
-
-  // A number that is out of range is looked at where no tensor is to be cast.
-  Rule numbers = lowering();
-  numbers.saturates = true;
-  Facts beyond;
-  CHECK(plan_of(numbers, beyond, inputs_of({Kind::bf16})).way == Way::as_written);
-  beyond.number_beyond = true;
-  CHECK(plan_of(numbers, beyond, inputs_of({Kind::bf16})).way == Way::with_casts);
-  // And products of what is lower already, if it is sparse.
-  Rule product = lowering();
-  product.is_product = true;
-  Facts sparse;
-  sparse.sparse_tensor = true;
-  CHECK(plan_of(product, sparse, inputs_of({Kind::bf16})).way == Way::without_lowering);
-}
-
-// A rule without traits and conditions: no fact that only a trait asks for decides.
-void check_plain_rule() {
-  Facts facts;
-  facts.one_tensor = facts.sparse_tensor = facts.number_beyond = true;
-  facts.sums = Answer::yes;
-  facts.products_can_be_lowered = false;
-  const Plan plan = plan_of(lowering(), facts);
-  CHECK(plan.way == Way::with_casts && plan.to == Kind::bf16 && plan.computed_in == Kind::bf16);
-  CHECK(!plan.is_fused && !plan.is_inside && plan.decision.reason == Reason::list);
-  CHECK(plan_of(lowering(), facts, inputs_of({Kind::bf16})).way == Way::as_written);
-}
 
 void check_protected() {
   Rule rule{.action = Action::first_input, .reason = Reason::first_input};
@@ -447,8 +249,8 @@ void answer(const std::string& line) {
   const Plan plan = decide(rule, inputs, facts);
   std::cout << static_cast<int>(plan.way) << ' ' << static_cast<int>(plan.to) << ' '
             << static_cast<int>(plan.computed_in) << ' ' << static_cast<int>(plan.decision.precision) << ' '
-            << row_of(plan.decision.reason).word << ' ' << plan.is_fused << ' ' << plan.is_inside << " <" << facts.asked
-            << ">\n"
+            << row_of(plan.decision.reason).word << ' ' << plan.is_fused << ' ' << plan.is_inside << ' '
+            << plan.leaves_numbers << " <" << facts.asked << ">\n"
             << std::flush;
 }
 
@@ -460,9 +262,6 @@ int main(int argc, char** argv) {
     return EXIT_SUCCESS;
   }
   CHECK(has(Reason::library, casts_off) && has(Reason::library, over_unlisted) && !has(Reason::library, in_log));
-  check_drafts();
-  check_table();
-  check_plain_rule();
   check_protected();
   check_rule_sources();
   check_ladder();

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -24,16 +23,6 @@ def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def state_of_autocast() -> tuple[bool, torch.dtype, bool]:
     return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
-
-
-@pytest.mark.parametrize("tensors", ["[x, x]", "(x, x)"])
-def test_a_reference_of_torch_that_a_program_calls_goes_by_the_lists(converted: Converter, tensors: str) -> None:
-    """Its calls are parts of a larger operation only for subclasses of tensors, by which a tracer sees them."""
-    converted(bf16=["cat"])
-    code = compile(f"result = torch.cat({tensors})", torch._refs.__file__, "exec")
-    variables: dict[str, Any] = {"torch": torch, "x": torch.ones(2, 2)}
-    exec(code, variables)
-    assert variables["result"].dtype is torch.bfloat16
 
 
 CALLS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {

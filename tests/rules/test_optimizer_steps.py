@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -71,21 +70,6 @@ def test_a_closure_is_the_models_and_is_cast(converted: Converter, keyword: bool
     assert inside == [True]
     assert optimizer.seen == [False, False]
     assert is_cast()
-
-
-def test_a_closure_that_raises_leaves_the_state_right(converted: Converter) -> None:
-    converted(bf16=["mm"])
-
-    def closure() -> None:
-        raise KeyError
-
-    optimizer = Probing([parameter()])
-    with pytest.raises(KeyError):
-        optimizer.step(closure)
-    assert is_cast()
-    optimizer.seen.clear()
-    optimizer.step()
-    assert optimizer.seen == [False, False]
 
 
 def test_a_step_that_raises_leaves_casts_on(converted: Converter) -> None:
@@ -210,26 +194,6 @@ def test_the_step_of_a_mixin_is_no_step_in_a_class_that_is_no_optimizer() -> Non
     assert Steps().step() is True
 
 
-def test_such_a_class_is_freed_with_what_its_step_refers_to() -> None:
-    def stepped() -> list[weakref.ref[Any]]:
-        model = nn.Linear(2, 2)
-
-        class Local(torch.optim.Optimizer):
-            def __init__(self) -> None: ...
-
-            def step(self, closure: Any = None) -> Any:
-                model.count = 1
-                return __class__  # type: ignore[name-defined]  # known to the compiler: a cell that refers to this class
-
-        Local().step()
-        return [weakref.ref(model), weakref.ref(Local)]
-
-    hmp.convert()
-    alive = stepped()
-    gc.collect()
-    assert [one() for one in alive] == [None, None]
-
-
 def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
     made = class_in_front()
     code = made.step.__code__
@@ -244,29 +208,6 @@ def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
     del made, later
     gc.collect()
     assert [one() for one in alive] == [None, None]
-
-
-def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> None:
-    class WithOptions(torch.optim.SGD):
-        def __init_subclass__(cls, **options: Any) -> None:
-            super().__init_subclass__()
-            cls.options = options
-
-    hmp.convert()
-
-    class Mine(WithOptions, speed=3):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, lr=0.1)
-
-        def step(self, closure: Any = None) -> Any:
-            return is_cast()
-
-    assert Mine.options == {"speed": 3}
-    assert "return is_cast()" in inspect.getsource(Mine.step)
-    assert "habana_mp.patches.torch.unwrapped_steps" not in Mine.step.__code__.co_names
-    assert Mine([parameter()]).step() is False
-    with pytest.raises(TypeError, match="takes no keyword arguments"):
-        type("Wrong", (torch.optim.SGD,), {}, speed=3)
 
 
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from habana_mp import HmpWarning, hmp
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.processes import run_script
 
@@ -78,69 +79,22 @@ def test_each_line_that_makes_state_of_lowered_results_is_warned_about() -> None
     assert len(warned(lambda: [two_lines(), two_lines()])) == 2
 
 
-RECORDED: dict[str, Callable[[nn.Parameter], Any]] = {
-    "scaled": lambda weight: nn.Parameter(weight * 2),
-    "product": lambda weight: nn.Parameter(M @ weight),
-    "data": lambda weight: setattr(weight, "data", weight * 0.5),
-    "buffer": lambda weight: nn.Module().register_buffer("table", weight * 2),
-}
-
-
-@pytest.mark.parametrize("made", RECORDED.values(), ids=RECORDED)
-def test_weights_made_of_a_recorded_result_are_warned_about(made: Callable[[nn.Parameter], Any]) -> None:
-    hmp.convert()
-    weight = nn.Parameter(torch.ones(4, 4))
-    (caught,) = warned(lambda: made(weight))
-    assert caught.filename == __file__
-
-
 MEANT: dict[str, Callable[[], Any]] = {
     "converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16()),
     "view of the converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4, 2)).bfloat16().t()[:1].clone()),
     "lower already": lambda: nn.Parameter(nn.Parameter(torch.ones(4, dtype=BF16)) * 2),
+    "split of the converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4, 2)).bfloat16().split([1, 3])[1]),
+    "changed in place": lambda: nn.Parameter(torch.zeros(4, 4, dtype=BF16).addmm_(M, N)),
     "raised again": lambda: nn.Parameter((nn.Parameter(torch.ones(4)) * 2).float()),
 }
 
 
-@pytest.mark.parametrize("made", MEANT.values(), ids=MEANT)
+@each("made", MEANT.values())
 def test_weights_that_are_meant_so_are_not_warned_about(made: Callable[[], Any]) -> None:
     hmp.convert()
     assert warned(made) == []
     with hmp.disable_casts():
         assert warned(lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16() * 2)) == []
-
-
-def test_a_constructor_that_computes_in_lower_precision_is_not_warned_about() -> None:
-    class Scaled(nn.Module):
-        def __init__(self, base: nn.Parameter) -> None:
-            super().__init__()
-            self.scaled = nn.Parameter(base.bfloat16() * 2)
-
-    hmp.convert()
-    assert warned(lambda: Scaled(nn.Parameter(torch.ones(4)))) == []
-
-
-def test_a_bare_parameter_made_of_a_lowered_result_is_warned_about() -> None:
-    hmp.convert()
-    assert len(warned(lambda: nn.Parameter(torch.mm(M, N)))) == 1
-
-
-def test_a_float32_buffer_that_is_assigned_a_lower_value_is_warned_about() -> None:
-    class Averaging(nn.Module):
-        running: torch.Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("running", torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.running = torch.cat([0.1 * x.mean(0)])  # the list has no `cat`
-            return x
-
-    module = Averaging()
-    hmp.convert()
-    (caught,) = warned(lambda: [module(M), module(M)])
-    assert str(caught.message).startswith("the buffer `running` of Averaging is assigned a tensor in lower precision")
 
 
 def test_a_float32_parameter_that_gets_computed_lower_data_is_warned_about() -> None:
@@ -239,14 +193,6 @@ def test_state_that_somebody_makes_lower_is_as_he_made_it(kind: str) -> None:
     assert made[0].dtype is BF16
 
 
-def test_state_made_of_a_lowered_result_stays_float32_whatever_was_called_in_between() -> None:
-    hmp.convert()
-    value = product()
-    others = [product() for _ in range(3000)]
-    assert parameter_of(value).dtype is FP32
-    assert len(others) == 3000
-
-
 def test_state_made_of_a_lowered_result_stays_float32_whatever_other_threads_call() -> None:
     hmp.convert()
     value = product()
@@ -267,17 +213,14 @@ def test_state_made_of_a_lowered_result_stays_float32_whatever_other_threads_cal
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "transposed": lambda value: value.t(),
     "reshaped": lambda value: value.view(2, 8),
-    "row": lambda value: value[1],
-    "rows": lambda value: value[1:],
     "view of a view": lambda value: value.t()[1:].unsqueeze(0),
     "split": lambda value: value.chunk(2)[1],
 }
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@each("gradients", [False, True])
+@each("view", VIEWS.values())
 def test_state_made_of_a_view_of_a_lowered_result_stays_float32(
     view: Callable[[torch.Tensor], torch.Tensor], gradients: bool
 ) -> None:
@@ -339,60 +282,6 @@ def test_a_sum_in_float32_of_ones_own_bfloat16_is_ones_own(converted: Converter)
     assert parameter_of(zeros.index_add(0, index, torch.ones(5))).dtype is FP32
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda own: own.add_(torch.ones(4, 4)),
-        lambda own: own.mul_(torch.ones(4, 4)),
-        lambda own: own.addmm_(M, N),
-        lambda own: own.__iadd__(torch.ones(4, 4)),
-    ],
-)
-def test_ones_own_bfloat16_that_an_operation_changed_in_place_is_ones_own(
-    change: Callable[[torch.Tensor], Any],
-) -> None:
-    hmp.convert()
-    own = torch.zeros(4, 4, dtype=BF16)
-    with torch.no_grad():
-        change(own)
-    assert parameter_of(own).dtype is BF16
-
-
-class HasVariable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.variable = torch.ones(2)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-def test_an_attribute_of_a_users_function_is_no_leaf() -> None:
-    hmp.convert()
-    own = torch.ones(4, 4, dtype=BF16, requires_grad=True)
-    assert parameter_of(HasVariable.apply(own)).dtype is BF16
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda w: w.squeeze((1, 2)),
-        lambda w: w.diagonal(dim1=0, dim2=3),
-        lambda w: w.unbind(0)[0],
-        lambda w: w.split(2)[0],
-        lambda w: w.split([1, 3])[1],
-        lambda w: w.unfold(0, 2, 1),
-        lambda w: w.unsqueeze(0),
-    ],
-)
-def test_a_view_of_ones_own_conversion_is_as_it_was_made(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    weight = nn.Parameter(torch.ones(4, 1, 1, 4))
-    hmp.convert()
-    assert parameter_of(view(weight.bfloat16())).dtype is BF16
-
-
 def test_a_graph_of_any_length_shows_that_a_recorded_result_was_lowered() -> None:
     weight = nn.Parameter(torch.ones(4))
     other = nn.Parameter(torch.ones(4, dtype=BF16))
@@ -430,13 +319,6 @@ def test_restore_drops_the_references_to_lowered_results() -> None:
     assert not any(weakref.getweakrefcount(one) for one in values)
     torch.utils.swap_tensors(values[0], values[1])
     assert parameter_of(values[2]).dtype is BF16
-
-
-def test_tensors_that_were_lowered_are_exchanged_while_lists_apply() -> None:
-    hmp.convert()
-    values = [product() for _ in range(3)]
-    values[1].data = torch.zeros(4, 4, dtype=BF16)
-    torch.utils.swap_tensors(values[0], values[1])
 
 
 def test_references_to_dead_results_are_dropped() -> None:
@@ -485,7 +367,7 @@ def test_weights_that_get_the_parts_of_a_computed_vector_stay_float32() -> None:
     assert [one.dtype for one in model.parameters()] == [FP32, FP32]
 
 
-@pytest.mark.parametrize("kind", STATE)
+@each("kind", STATE)
 def test_a_warning_of_state_that_is_made_an_error_leaves_what_was_there(kind: str) -> None:
     hmp.convert()
     with warnings.catch_warnings():
@@ -510,27 +392,6 @@ def test_memory_that_was_freed_is_not_read_as_data_is_assigned() -> None:
         "    print(other.dtype)\n"
     )
     assert (done.returncode, done.stdout.split()) == (0, ["torch.bfloat16"] * 2), done.stderr
-
-
-def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:
-    hmp.convert()
-
-    def make() -> None:
-        module = nn.Linear(4, 4)
-        for _ in range(200):
-            result = torch.mm(M, N)
-            del result
-            module.register_buffer("table", torch.zeros(4, dtype=BF16))
-        module.bfloat16()
-        other = nn.Linear(4, 4)
-        other.weight.data = other.weight.data.bfloat16()
-        other.to("meta").bfloat16()
-        other.weight.data[0] = torch.nan
-        other.bfloat16()
-        module.weight = nn.Parameter(torch.ones(4, 4, dtype=BF16))
-        module.weight = nn.Parameter(torch.mm(M, N).float())
-
-    assert warned(make) == []
 
 
 def test_a_new_convert_warns_again() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,17 +78,6 @@ def test_restore_inside_a_disabled_region_leaves_nothing_behind(converted: Conve
     assert is_cast()
 
 
-@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
-def test_many_regions_in_each_other_are_left_as_they_were_entered(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    with torch.autocast("cpu", enabled=False):
-        with contextlib.ExitStack() as regions:
-            for _ in range(80):
-                regions.enter_context(torch.autocast("cpu", dtype=BF16))
-        assert not is_cast()
-    assert is_cast()
-
-
 PROTECTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "product": lambda x, y: x @ y,
     "layer": F.linear,
@@ -122,21 +110,6 @@ def test_without_lists_in_force_a_block_that_protects_itself_is_torchs_own() -> 
         torch.mm(M, N)
     with torch.autocast("cpu", enabled=False), pytest.raises(RuntimeError, match="BFloat16"):
         torch.mm(M.bfloat16(), N)
-
-
-def test_a_compiled_block_without_casts_leaves_one_that_protects_itself_as_it_was() -> None:
-    @torch.compile(backend="eager")
-    def without(x: torch.Tensor) -> torch.Tensor:
-        with hmp.disable_casts():
-            y = torch.mm(x, x)
-            torch._dynamo.graph_break()
-            return torch.mm(y, x)
-
-    hmp.convert()
-    with torch.autocast("cpu", enabled=False):
-        assert without(M).dtype is FP32
-        assert torch.mm(M.bfloat16(), N).dtype is FP32
-    assert is_cast()
 
 
 def test_what_torch_refuses_for_another_reason_stays_its_error_in_a_block_that_protects_itself() -> None:

@@ -127,18 +127,6 @@ def test_bfloat16_parameters_are_summed_by_index_as_torch_does(converted: Conver
         assert_same(call(zeros, ones), expected[name])
 
 
-@each("calls", [0, 7, 8, 1000])
-@each("name", _SUMS)
-def test_a_sum_by_index_does_not_depend_on_other_calls(converted: Converter, name: str, calls: int) -> None:
-    converted(bf16=["mul"])
-    with torch.no_grad():
-        ones = torch.ones(1000) * 1
-        others = [torch.ones(1) * 1 for _ in range(calls)]
-        result = _SUMS[name](torch.zeros(3, dtype=BF16), ones)
-    assert len(others) == calls
-    assert result[0] == 1000
-
-
 def test_a_sum_by_index_of_what_was_computed_from_lowered_results_is_made_in_float32(converted: Converter) -> None:
     converted(bf16=["mul"])
     ones = ((torch.ones(1000) * 1) + 0).abs()

@@ -66,43 +66,6 @@ def test_the_packed_weight_replaces_the_plain_cast() -> None:
     assert hmp.report(show=False).weights.bytes == 2 * layer.weight.numel()
 
 
-WRITES: dict[str, Callable[[nn.Linear], object]] = {
-    "add_": lambda layer: layer.weight.add_(1),
-    "data": lambda layer: layer.weight.data.mul_(2),
-    "set data": lambda layer: setattr(layer.weight, "data", torch.randn(160, 144)),
-    "detach": lambda layer: layer.weight.detach().zero_(),
-    "load_state_dict": lambda layer: layer.load_state_dict(nn.Linear(144, 160).state_dict()),
-    "numpy": lambda layer: layer.weight.detach().numpy().fill(0.25),
-    "pointer": lambda layer: torch.frombuffer(
-        (__import__("ctypes").c_float * layer.weight.numel()).from_address(layer.weight.data_ptr()), dtype=torch.float32
-    ).fill_(0.5),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-@pytest.mark.usefixtures("form")
-def test_a_changed_weight_is_packed_anew(name: str) -> None:
-    layer = packed_layer()
-    x = torch.randn(3, 144)
-    with torch.no_grad():
-        before = layer(x)
-        WRITES[name](layer)
-        for _ in range(8):
-            assert torch.equal(layer(x), linear_by_hand(layer, x))
-        assert not torch.equal(layer(x), before)
-
-
-@pytest.mark.usefixtures("form")
-def test_a_step_of_the_optimizer_is_seen() -> None:
-    layer = packed_layer()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    layer.weight.grad = torch.ones_like(layer.weight)
-    optimizer.step()
-    x = torch.randn(3, 144)
-    with torch.no_grad():
-        assert torch.equal(layer(x), linear_by_hand(layer, x))
-
-
 @pytest.mark.usefixtures("form")
 def test_a_wrong_call_raises_what_torch_raises() -> None:
     layer = packed_layer()
@@ -170,10 +133,9 @@ def test_whatever_a_measurement_decides_the_bits_are_the_same(shape: tuple[int, 
             torch.set_num_threads(threads)
             layer = nn.Linear(shape[1], shape[0], bias=bias)
             with torch.no_grad():
-                for rows in (1, 1, 1, 1, 1, 1, 2, 3, 1, 7, 64, 1, 133):
+                for rows in (1, 1, 1, 1, 1, 1, 2, 7, 1, 133):
                     for x in (
                         torch.randn(rows, shape[1]),
-                        torch.randn(2, rows, shape[1]),
                         torch.full((rows, shape[1]), 1e-39),
                     ):
                         assert torch.equal(layer(x), linear_by_hand(layer, x))

@@ -27,7 +27,7 @@ from helpers.packed import (
 from helpers.processor import Call
 from helpers.weights import packed
 
-SHAPES = [(64, 64), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (2100, 2048)]
+SHAPES = [(64, 64), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048)]
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again"), needs_accelerator("packed")]
 
@@ -109,16 +109,6 @@ def test_an_addmm_with_more_than_a_product_is_made_as_it_is_written(name: str) -
         for _ in range(12):
             with pytest.raises(TypeError):
                 call(x, layer.weight, None)  # type: ignore[arg-type]  # what torch refuses
-
-
-@pytest.mark.usefixtures("panels")
-def test_what_torch_refuses_is_refused_of_a_packed_weight_too() -> None:
-    for name in ("@", "@, of a view", "F.linear, of a view"):
-        layer = packed_product(PRODUCTS[name])
-        with torch.no_grad():
-            for sides in ((8, 144), (8, 160)):
-                with pytest.raises(RuntimeError, match="dimension"):
-                    F.conv2d(torch.randn(1, 3, *sides), layer.weight, None, (1, 1), (0, 0), (1, 1), 1)
 
 
 @pytest.mark.usefixtures("panels")

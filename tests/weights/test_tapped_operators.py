@@ -13,6 +13,7 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from helpers.comparing import assert_same
+from helpers.each import each
 from helpers.lists import Converter
 from helpers.seeing_changes import MODES
 from helpers.weights import kept
@@ -95,6 +96,7 @@ def _sparse(w: torch.Tensor) -> torch.Tensor:
 _OF_DICT: Any = torch.jit.script(_scripted_of_dict)
 _HOLDER: Any = torch.jit.script(Holder)
 
+
 ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "set_": lambda w: ATEN.set_(torch.empty(0), w),
     "set_.source_Tensor": lambda w: ATEN.set_.source_Tensor(torch.empty(0), w),
@@ -131,8 +133,8 @@ ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["no_grad", "inference"])
-@pytest.mark.parametrize("way", ALIASES)
+@each("mode", ["no_grad", "inference"])
+@each("way", ALIASES)
 def test_a_write_through_an_alias_with_a_version_of_its_own_is_seen(way: str, mode: str) -> None:
     hmp.convert()
     w = weight()
@@ -168,27 +170,13 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["no_grad", "inference"])
-@pytest.mark.parametrize("way", WRITES)
+@each("mode", ["no_grad", "inference"])
+@each("way", WRITES)
 def test_a_write_that_is_not_counted_is_seen(way: str, mode: str) -> None:
     hmp.convert()
     w = weight()
     with MODES[mode]():
         assert_seen(WRITES[way], w)
-
-
-def test_a_weight_in_another_memory_format_is_cast_in_that_order() -> None:
-    hmp.convert()
-    w = nn.Parameter(torch.rand(8, 4, 3, 3), requires_grad=False)
-    x = torch.rand(1, 4, 6, 6)
-    with torch.no_grad():
-        for _ in range(2):
-            F.conv2d(x, w)
-        ATEN.resize_(w, [8, 4, 3, 3], memory_format=torch.channels_last)
-        assert w.is_contiguous(memory_format=torch.channels_last)
-        result = F.conv2d(x, w)
-        with hmp.disable_casts():
-            assert_same(result, F.conv2d(x.bfloat16(), w.detach().clone().bfloat16()))
 
 
 def test_the_address_of_a_weight_is_a_pointer() -> None:

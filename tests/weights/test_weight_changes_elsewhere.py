@@ -130,7 +130,7 @@ def test_a_weight_in_the_place_of_a_dead_one_is_its_own(mode: str) -> None:
     hmp.convert()
     x, values = X.bfloat16(), torch.rand(SIZE, SIZE)
     objects = set()
-    for n in range(2000):
+    for n in range(400):
         values[ROW, COLUMN] = n % 200
         weight = nn.Parameter(values.clone())
         objects.add(id(weight))
@@ -141,20 +141,7 @@ def test_a_weight_in_the_place_of_a_dead_one_is_its_own(mode: str) -> None:
             wanted = F.linear(x, values.bfloat16())
         assert_same(results, [wanted, wanted])
         del results
-    assert len(objects) < 1000  # addresses came again
-
-
-@every_mode
-def test_layers_made_and_dropped_are_their_own(mode: str) -> None:
-    hmp.convert()
-    for n in range(200):
-        of = layer()
-        write(of.weight, 1 + n % 2)
-        as_by_hand(of, mode)
-        as_by_hand(of, mode)
-        if n % 3:
-            of.weight = nn.Parameter(noise())
-            as_by_hand(of, mode)
+    assert len(objects) < 200  # addresses came again
 
 
 def saved_and_loaded(of: nn.Linear) -> Any:

@@ -49,20 +49,6 @@ def test_compiled_code_sees_changes(mode: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize(
-    "way", ["add_", "data.add_", "alias: numpy", "alias: data", "data = x", "step: AdamW, foreach"]
-)
-def test_a_compiled_layer_sees_changes(way: str) -> None:
-    hmp.convert()
-    of = layer()
-    change = WAYS[way](of)
-    compiled = torch.compile(of, backend="aot_eager")
-    for mode in ("grad", "no_grad"):
-        for n in (2, 1):
-            assert_seen(of, change, mode, n, use=lambda x, w, b: compiled(x), hand=F.linear)
-
-
-@pytest.mark.usefixtures("compiled_anew")
 def test_the_step_of_a_compiled_optimizer_is_seen() -> None:
     hmp.convert()
     of = layer()

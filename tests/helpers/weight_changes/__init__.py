@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import nn
 
 from helpers.weight_changes import aliases, in_place, layers, memory, optimizers
 from helpers.weight_changes.aliases import ALIASES
@@ -37,13 +36,11 @@ AT_ONCE: dict[str, Way] = {
     "data.copy_": layers.at_once(lambda of, n: of.weight.data.copy_(noise())),
     "data[i, j] = x": layers.at_once(lambda of, n: in_place.set_one(of.weight.data, n)),
     "row.zero_": layers.in_place(lambda w, n: w[n].zero_()),
-    "column of data": layers.at_once(lambda of, n: of.weight.data[:, n].fill_(n)),
     "split": layers.in_place(lambda w, n: w.split(4)[n].fill_(n)),
     "diagonal": layers.in_place(lambda w, n: w.diagonal().fill_(n)),
     "replaced": layers.at_once(layers.replaced),
     "deleted and set": layers.at_once(layers.deleted_and_set),
     "set in the dictionary": layers.at_once(layers.set_in_the_dictionary),
-    "register_parameter": layers.at_once(lambda of, n: of.register_parameter("weight", nn.Parameter(noise()))),
     "data = x": layers.at_once(layers.set_data),
     "data = x by a method taken before": layers.at_once(layers.set_data_by_a_method_taken_before),
     "data = x, and back": layers.at_once(layers.set_data_and_back),
@@ -55,8 +52,6 @@ AT_ONCE: dict[str, Way] = {
     "left in float16": layers.at_once(layers.left_in_float16),
     "by the meta device": layers.at_once(layers.by_the_meta_device),
     "_apply": layers.at_once(lambda of, n: of._apply(lambda one: one + n)),
-    "_apply in place": layers.at_once(lambda of, n: of._apply(lambda one: one.add_(n))),
-    "apply": layers.at_once(lambda of, n: of.apply(lambda one: one.weight.data.add_(n))),
     "swapped on conversion": layers.at_once(
         partial(layers.on_conversion, switch=torch.__future__.set_swap_module_params_on_conversion)
     ),
@@ -127,28 +122,12 @@ WAYS = {**AT_ONCE, **PREPARED}
 
 #: One or two ways of each sort, for tests in which all of them would take too long.
 MAIN = (
-    *("add_", "copy_", "w[i, j] = x", "set_", "_foreach_copy_", "init.normal_", "data.add_", "data[i, j] = x"),
-    *("data = x", "replaced", "swap_tensors", "load_state_dict", "load_state_dict(assign=True)", "storage[i] = byte"),
-    *("by float64", "version kept, one element", "version set back", "storage emptied", "alias: data", "alias: numpy"),
-    *(
-        "alias: from_dlpack",
-        "alias: data_ptr",
-        "alias: tensor of its storage",
-        "alias: view",
-        "state_dict, held",
-        "tied",
-    ),
-    *(
-        "kron, out",
-        "from_numpy",
-        "memmap",
-        "shared with a process",
-        "step: SGD",
-        "step: AdamW, foreach",
-        "step: Adam, fused",
-    ),
-    *("step: OldStyle", "step: OneElement", "step: LBFGS", "by a thread", "map_"),
-    *("_fused_sgd_, one element", "foreign function"),
+    *("add_", "copy_", "w[i, j] = x", "set_", "_foreach_copy_", "data.add_", "data[i, j] = x", "data = x", "replaced"),
+    *("swap_tensors", "load_state_dict", "load_state_dict(assign=True)", "storage[i] = byte", "by float64"),
+    *("version kept, one element", "version set back", "storage emptied", "alias: data", "alias: numpy"),
+    *("alias: from_dlpack", "alias: data_ptr", "alias: tensor of its storage", "alias: view", "tied", "kron, out"),
+    *("from_numpy", "memmap", "step: SGD", "step: AdamW, foreach", "step: Adam, fused", "step: OneElement"),
+    *("step: LBFGS", "by a thread", "map_", "_fused_sgd_, one element", "foreign function"),
 )
 
 #: Ways through pointers, of which single values that are written are not seen (docs/weights.md). A DLPack tensor that
