@@ -378,6 +378,9 @@ def exact_rules() -> tuple[int, bool]:
     """Returns the number of a rule set, the lists that apply here without what they lower, and True if torch.compile
     can tell it from others."""
 
+def living(kind: type[Any]) -> list[Any]:
+    """Returns all objects of this class that the garbage collector knows, and lets no other thread run meanwhile."""
+
 def current_region() -> int:
     """Returns the number of the region that this thread is in, or 0."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from habana_mp import hmp
 from habana_mp.patches.torch import module_paths
+from habana_mp.patches.torch.module_holders import all_modules
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -125,3 +127,29 @@ def test_a_checkpointed_block_is_computed_again_under_the_rules_of_its_forward()
     run_other_kept_modules()
     loss.backward()
     assert seen == [FP32, FP32]
+
+
+def test_a_search_for_modules_lets_other_threads_make_tuples() -> None:
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def make_tuples() -> None:
+        try:
+            while not stop.is_set():
+                tuple(one for one in range(500))
+        except BaseException as error:  # SystemError: another owner of the half made tuple
+            failures.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=make_tuples) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    models = [nn.ReLU() for _ in range(3000)]
+    for _ in range(5):
+        assert len({id(one) for one in all_modules()}) >= len(models)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert failures == []

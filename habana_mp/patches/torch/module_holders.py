@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import compress
 from typing import Any
 
 import torch
+
+from habana_mp import _core
 
 #: Entries are looked through for dead modules when there are twice as many as after the last time, and at least these.
 _FEW = 32
@@ -174,21 +174,6 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     return walk(module, "")
 
 
-def all_modules() -> Iterator[torch.nn.Module]:
-    """Yields all modules of the process, except those that `gc.freeze()` has set aside."""
-    # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
-    # may run user code.
-    classes = _classes_of_modules()
-    objects = gc.get_objects()
-    return compress(objects, map(classes.__contains__, map(id, map(type, objects))))
-
-
-def _classes_of_modules() -> dict[int, type]:
-    """Returns the class of modules and all classes that derive from it, by their identities."""
-    found: dict[int, type] = {}
-    new: list[type] = [torch.nn.Module]
-    while new:
-        found |= {id(one): one for one in new}
-        below = [one for base in new for one in type.__subclasses__(base)]
-        new = [one for one in below if id(one) not in found]
-    return found
+def all_modules() -> list[torch.nn.Module]:
+    """Returns all modules of the process, except those that `gc.freeze()` has set aside."""
+    return _core.living(torch.nn.Module)

@@ -126,7 +126,7 @@ def forget() -> None:
 
 def outermost_modules() -> list[torch.nn.Module]:
     """Returns all modules that no other one holds. Looks through all objects."""
-    modules = list(all_modules())
+    modules = all_modules()
     held = {id(part) for one in modules for part in parts_of(one)}
     return [one for one in modules if id(one) not in held]
 

@@ -91,6 +91,21 @@ class TracedCall {
   int region_ = -1;
 };
 
+// Returns all objects of this class that the garbage collector knows. It lets no other thread run meanwhile: a list of
+// all objects holds tuples that another thread is making, which Python then cannot finish.
+py::list living(const py::type& kind) {
+  py::list found;
+  const auto get_objects = py::module_::import("gc").attr("get_objects");
+  const Owned objects(PyObject_CallNoArgs(get_objects.ptr()));
+  or_throw(static_cast<bool>(objects));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects.get()); ++i) {
+    PyObject* const one = PyList_GET_ITEM(objects.get(), i);
+    const bool is_wanted = PyObject_TypeCheck(one, reinterpret_cast<PyTypeObject*>(kind.ptr())) != 0;
+    or_throw(!is_wanted || PyList_Append(found.ptr(), one) == 0);
+  }
+  return found;
+}
+
 TracedCall make_traced_call(const py::object& module) { return TracedCall(module); }
 
 }  // namespace
@@ -109,6 +124,7 @@ void register_regions(py::module_& module) {
   });
   module.def("make_module_rules", &make_module_rules);
   module.def("exact_rules", &exact_rules);
+  module.def("living", &living);
   module.def("put_rules_in_modules",
              [](const py::object& call_impl, const py::object& answering, const py::object& resolver) {
                or_throw(engine::put_rules_in_modules(call_impl.ptr(), answering.ptr(), resolver.ptr()));
