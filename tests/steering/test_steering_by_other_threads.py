@@ -153,3 +153,24 @@ def test_a_search_for_modules_lets_other_threads_make_tuples() -> None:
         thread.join()
     sys.setswitchinterval(before)
     assert failures == []
+
+
+def test_a_thread_that_a_forward_starts_runs_by_the_rules_of_the_modules_that_it_calls() -> None:
+    x, found = torch.ones(4, 4), []
+
+    class Starts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model()
+
+        def forward(self, x: torch.Tensor) -> None:
+            work = [lambda: torch.mm(x, x), lambda: self.inner(torch.ones(2, 8))]
+            thread = threading.Thread(target=lambda: found.extend(one().dtype for one in work))
+            thread.start()
+            thread.join()
+
+    hmp.convert(rules={"mm @ starts": "fp32", "linear @ starts.inner.layer": "fp32"})
+    model = nn.Sequential()
+    model.add_module("starts", Starts())
+    model(x)
+    assert found == [BF16, FP32]
