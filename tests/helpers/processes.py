@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Callable
@@ -32,6 +33,34 @@ def run_script(
 def python(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs ``python`` with these arguments, and with one thread for torch."""
     return forked.run([*map(str, words)], cwd=cwd, environment=forked.environment_with(**environment))
+
+
+_EACH = """
+import gc, json, os, sys, traceback
+import torch._dynamo  # optimizers import it
+gc.freeze()
+for broken, script in json.loads(sys.argv[1]):
+    sys.stdout.write("\\0")
+    sys.stdout.flush()
+    if os.fork() == 0:
+        os.environ["HABANA_MP_BREAK"] = broken
+        try:
+            exec(script, {"__name__": "__main__"})
+        except BaseException:
+            sys.stdout.write(traceback.format_exc())
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.wait()
+"""
+
+
+def printed_by_each(scripts: list[tuple[str, str]]) -> list[str]:
+    """Runs scripts in processes of their own, forked from one that has imported torch and Dynamo; before each script
+    stand the names of the assumptions that are broken in it. Returns what each script prints, or its traceback."""
+    done = run_script(_EACH, json.dumps(scripts))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\0")[1:]
 
 
 #: The arguments of ``python`` that start ``habana-mp run``.

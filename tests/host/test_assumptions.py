@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import shutil
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from habana_mp.common import ledger
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools.named_functions import functions_of
 from habana_mp.patches.torch.exchanged_functions import EXCHANGES
-from helpers.processes import run_script
+from helpers.processes import printed_by_each
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -79,18 +76,6 @@ def digest(values):
 _names: dict[str, Any] = {}
 exec(TRAINING, _names)
 trained: Callable[..., list[torch.Tensor]] = _names["trained"]
-
-
-def run(code: str, *broken: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The script in a process of its own, with these assumptions broken."""
-    return run_script(textwrap.dedent(code), cwd=cwd, HABANA_MP_BREAK=",".join(broken))
-
-
-def printed(code: str, *broken: str, cwd: Path | None = None) -> list[str]:
-    """The lines that such a script prints."""
-    done = run(code, *broken, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def changed_things() -> list[Any]:
@@ -172,30 +157,18 @@ def test_convert_and_regions_refuse_without() -> None:
         hmp.restore()
 
 
-def test_what_was_in_force_stays_where_the_next_convert_is_refused() -> None:
-    hmp.convert("O2")
-    with ledger.broken(REFUSED[0]), pytest.raises(RuntimeError, match="broken on purpose"):
-        hmp.convert()
-    assert hmp.is_converted()
-    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
-
-
-def test_these_are_asked_when_the_package_is_imported_and_its_patches_are_made() -> None:
-    asked = printed(
-        """
-        from habana_mp.common import ledger
-        from habana_mp.patches.all import all_patches
-        all_patches()
-        print(*(name for name, *_, state in ledger.rows() if state != "not asked yet"), sep="\\n")
-        """
-    )
-    assert set(asked) == AT_IMPORT
-
-
 def test_a_training_is_right_without_what_is_asked_at_import() -> None:
-    code = f"{TRAINING}hmp.convert()\nprint(digest(trained()))\nhmp.restore()\nprint(digest(trained()))\n"
-    expected = printed(code)
-    assert printed(code, *AT_IMPORT) == expected
+    asking = """
+from habana_mp.common import ledger
+from habana_mp.patches.all import all_patches
+all_patches()
+print(*(name for name, *_, state in ledger.rows() if state != "not asked yet"), sep="\\n")
+"""
+    training = f"{TRAINING}hmp.convert()\nprint(digest(trained()))\nhmp.restore()\nprint(digest(trained()))\n"
+    scripts = [("", asking), ("", training), (",".join(AT_IMPORT), training)]
+    asked, expected, found = (one.splitlines() for one in printed_by_each(scripts))
+    assert set(asked) >= AT_IMPORT
+    assert found == expected
     assert expected[0] != expected[1]
 
 
@@ -257,67 +230,51 @@ def test_a_block_that_runs_again_without_casts_is_noticed_or_as_exact_as_float32
             gradient(False)
 
 
-def test_functions_that_are_missing_are_told_and_the_others_exchanged() -> None:
-    code = """
-        import torch
-        from habana_mp import hmp
-        from habana_mp.common import ledger
-        fusion = torch.nn.utils.fusion
-        del fusion.fuse_linear_bn_weights
-        before = fusion.fuse_conv_bn_weights.__code__
-        hmp.convert()
-        print(fusion.fuse_conv_bn_weights.__code__ is before)
-        print(ledger.state_of("torch.functions-that-make-state"))
-        """
-    missing = "does not hold: torch.nn.utils.fusion.fuse_linear_bn_weights is missing"
-    assert printed(code) == ["False", missing]
+MISSING = """
+import torch
+from habana_mp import hmp
+from habana_mp.common import ledger
+fusion = torch.nn.utils.fusion
+del fusion.fuse_linear_bn_weights
+before = fusion.fuse_conv_bn_weights.__code__
+hmp.convert()
+print(fusion.fuse_conv_bn_weights.__code__ is before)
+print(ledger.state_of("torch.functions-that-make-state"))
+"""
+
+LIBRARY = """
+import sys
+sys.path.insert(0, FOLDER)
+from habana_mp import hmp
+from habana_mp.common import ledger
+hmp.convert()
+print(ledger.state_of(NAME))
+from MODULE import *
+print(ledger.state_of(NAME))
+"""
 
 
-@pytest.mark.parametrize(
-    ("source", "state"),
-    [
-        ("def odeint(): pass\nclass AdaptiveCheckpointAdjoint:\n    def backward(): pass", "holds"),
-        ("odeint = len", "does not hold: zuko.utils.odeint is missing; zuko.utils.AdaptiveCheckpointAdjoint.backward"),
-    ],
-)
-def test_what_a_library_lacks_is_told_once_it_is_imported(source: str, state: str, tmp_path: Path) -> None:
-    (tmp_path / "zuko").mkdir()
-    (tmp_path / "zuko" / "__init__.py").touch()
-    (tmp_path / "zuko" / "utils.py").write_text(source)
-    code = """
-        import sys
-        sys.path.insert(0, "")
-        from habana_mp import hmp
-        from habana_mp.common import ledger
-        hmp.convert()
-        print(ledger.state_of("zuko.functions"))
-        import zuko.utils
-        print(ledger.state_of("zuko.functions"))
-        """
-    before, after = printed(code, cwd=tmp_path)
-    assert before == "not asked yet"
-    assert after.startswith(state)
-
-
-def test_functions_of_a_library_that_take_other_arguments_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "torchmetrics").mkdir()
-    (tmp_path / "torchmetrics" / "__init__.py").touch()
-    source = (
-        "class Metric:\n    def _wrap_update(self): return 1\n    def _wrap_compute(self, compute): return compute\n"
-    )
-    (tmp_path / "torchmetrics" / "metric.py").write_text(source)
-    code = """
-        import sys
-        sys.path.insert(0, "")
-        from habana_mp import hmp
-        from habana_mp.common import ledger
-        hmp.convert()
-        from torchmetrics.metric import Metric
-        print(Metric()._wrap_update())
-        print(ledger.state_of("torchmetrics.functions"))
-        """
-    told = "does not hold: torchmetrics.metric.Metric._wrap_update takes fewer arguments"
-    assert printed(code, cwd=tmp_path) == ["1", told]
+def test_what_torch_or_a_library_lacks_is_told_and_the_rest_is_exchanged(tmp_path: Path) -> None:
+    sources = {
+        "zuko.utils": "odeint = len",
+        "torchmetrics.metric": "class Metric:\n    def _wrap_update(self): return 1\n"
+        "    def _wrap_compute(self, compute): return compute\nprint(Metric()._wrap_update())",
+    }
+    scripts = [("", MISSING)]
+    for module, source in sources.items():
+        folder = tmp_path / module.partition(".")[0]
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (tmp_path / f"{module.replace('.', '/')}.py").write_text(source)
+        name = repr(f"{folder.name}.functions")
+        code = LIBRARY.replace("FOLDER", repr(str(tmp_path))).replace("NAME", name).replace("MODULE", module)
+        scripts.append(("", code))
+    assert printed_by_each(scripts) == [
+        "False\ndoes not hold: torch.nn.utils.fusion.fuse_linear_bn_weights is missing\n",
+        "not asked yet\ndoes not hold: zuko.utils.odeint is missing; "
+        "zuko.utils.AdaptiveCheckpointAdjoint.backward is missing\n",
+        "not asked yet\n1\ndoes not hold: torchmetrics.metric.Metric._wrap_update takes fewer arguments\n",
+    ]
 
 
 # ---- compiled code ---------------------------------------------------------------------------------------------------
@@ -359,37 +316,18 @@ ASKED = {
     "torch.dynamo-module-calls": _compiled("backend", "'modules'"),
 }
 
-#: A child for each, of a process that has imported Dynamo: that takes a second, not five.
-EACH_IN_A_CHILD = """
-import json, os, sys
-import torch._dynamo
-for broken, code in json.loads(sys.argv[1]):
-    print(broken, flush=True)
-    if os.fork() == 0:
-        os.environ["HABANA_MP_BREAK"] = broken
-        try:
-            exec(code, {})
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
-    os.wait()
-"""
-
 
 def test_functions_run_as_they_are_written_where_dynamo_cannot_be_told_and_are_compiled_where_all_holds() -> None:
-    given, expected = [("", _compiled("backend"))], ["", "True True", "False"]
-    for name in IN_DYNAMO:
-        given.append((name, ASKED.get(name, _compiled("backend"))))
-        expected += [name, "True False", "False"]
-    done = run_script(EACH_IN_A_CHILD, json.dumps(given))
-    assert done.stdout.splitlines() == expected, done.stderr
+    given = [("", _compiled("backend")), *((name, ASKED.get(name, _compiled("backend"))) for name in IN_DYNAMO)]
+    assert printed_by_each(given) == ["True True\nFalse\n", *["True False\nFalse\n"] * len(IN_DYNAMO)]
 
 
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.slow
 def test_inductors_code_gives_the_same_values_without_the_table_of_its_kernels() -> None:
     code = _compiled("'inductor'").replace("same(compiled(x), eager)", "[one.sum().item() for one in compiled(x)]")
-    assert printed(code, "torch.inductor-kernels") == printed(code)
+    one, other = printed_by_each([("", code), ("torch.inductor-kernels", code)])
+    assert one == other
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -416,13 +354,10 @@ def test_the_doctor_names_what_is_not_as_expected(
 
 
 def test_the_doctor_says_what_happens_instead() -> None:
-    done = run(
-        "from habana_mp.cli import main; raise SystemExit(main(['doctor', '--assumptions']))", "torch.checkpoint"
-    )
-    assert done.returncode == 1
-    assert "does not hold: broken on purpose" in done.stdout
-    assert f"instead: {OTHERWISE['torch.checkpoint']}" in done.stdout
-    done = run("from habana_mp.cli import main; raise SystemExit(main(['doctor', '--assumptions']))", REFUSED[0])
-    assert done.returncode == 1
-    assert "convert is impossible here: " in done.stdout
-    assert "Traceback" not in done.stderr
+    code = "from habana_mp.cli import main; print('exit status', main(['doctor', '--assumptions']))"
+    goes_on, refuses = printed_by_each([("torch.checkpoint", code), (REFUSED[0], code)])
+    assert "does not hold: broken on purpose" in goes_on
+    assert f"instead: {OTHERWISE['torch.checkpoint']}" in goes_on
+    assert goes_on.endswith("exit status 1\n")
+    assert "convert is impossible here: " in refuses
+    assert refuses.endswith("exit status 1\n")

@@ -1,4 +1,4 @@
-"""Whatever the core's own code throws, what C calls of it ends normally, with a Python exception."""
+"""Whatever the core's own code throws, what C calls of it ends normally, with a Python exception, and with the GIL."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 _MODULE = """
 #include "from_c.hpp"
+#include "gil.hpp"
 
 #include <new>
 #include <stdexcept>
@@ -26,6 +27,14 @@ static PyObject* unknown(PyObject*, PyObject*) { throw 1; }
 static PyObject* after_an_exception(PyObject*, PyObject*) {
   PyErr_SetString(PyExc_KeyError, "the first one");
   throw std::bad_alloc();
+}
+static PyObject* without_gil(PyObject*, PyObject*) {
+  try {
+    habana_mp::without_gil([] { throw std::runtime_error("no memory, say"); });
+  } catch (const std::runtime_error&) {
+    return PyBool_FromLong(PyGILState_Check());
+  }
+  Py_RETURN_NONE;
 }
 static PyObject* nothing(PyObject*, PyObject*) { Py_RETURN_NONE; }
 
@@ -38,6 +47,7 @@ static PyMethodDef methods[] = {{"no_memory", from_c<no_memory>.pointer(), METH_
                                 {"another_error", from_c<another_error>.pointer(), METH_NOARGS, nullptr},
                                 {"unknown", from_c<unknown>.pointer(), METH_NOARGS, nullptr},
                                 {"after_an_exception", from_c<after_an_exception>.pointer(), METH_NOARGS, nullptr},
+                                {"without_gil", from_c<without_gil>.pointer(), METH_NOARGS, nullptr},
                                 {"nothing", from_c<nothing>.pointer(), METH_NOARGS, nullptr},
                                 {}};
 static PyModuleDef definition = {
@@ -47,7 +57,7 @@ PyMODINIT_FUNC PyInit_throws() { return PyModule_Create(&definition); }
 
 _SCRIPT = """
 import throws
-for name in ("no_memory", "another_error", "unknown", "after_an_exception", "nothing"):
+for name in ("no_memory", "another_error", "unknown", "after_an_exception", "without_gil", "nothing"):
     try:
         print(name, getattr(throws, name)())
     except Exception as error:
@@ -71,6 +81,7 @@ def test_an_exception_of_cpp_becomes_one_of_python(tmp_path: Path) -> None:
         "another_error RuntimeError",
         "unknown SystemError",
         "after_an_exception KeyError",
+        "without_gil True",
         "nothing None",
     ]
 

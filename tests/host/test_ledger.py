@@ -67,28 +67,6 @@ def test_what_is_required_is_asked_each_time_and_raised() -> None:
         require(assumption, refuse)
 
 
-def test_what_a_signals_handler_raises_meanwhile_passes_on_and_is_not_remembered() -> None:
-    def interrupted() -> bool:
-        raise TimeoutError
-
-    assumption = an_assumption()
-    for ask in (holds, require):
-        with pytest.raises(TimeoutError):
-            ask(assumption, interrupted)
-    assert ledger.state_of("a.thing") == "not asked yet"
-    assert holds(assumption, lambda: True)
-
-
-def test_an_assumption_is_broken_for_a_while() -> None:
-    assumption = an_assumption()
-    assert holds(assumption, lambda: True)
-    with ledger.broken("a.thing"):
-        assert not holds(assumption, lambda: True)
-        with pytest.raises(RuntimeError, match="broken on purpose"):
-            require(assumption, lambda: True)
-    assert holds(assumption, lambda: False), "it was asked before"
-
-
 def test_a_name_stands_for_one_assumption() -> None:
     an_assumption()
     with pytest.raises(ValueError, match="declared twice"):
