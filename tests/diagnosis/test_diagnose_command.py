@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from habana_mp import cli
+from helpers import forked
 
 TRAINS = """
 import torch, torch.nn.functional as F
@@ -17,14 +18,14 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("scale", torch.linspace(0.1, 1.0, 16))
-        self.body = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 8))
+        self.body = nn.Linear(16, 8)
 
     def forward(self, t):
         angles = t[:, None] * self.scale  # planted
-        return self.body(torch.cat([angles.sin(), angles.cos()], -1))
+        return self.body(angles.sin())
 
 net = Net()
-optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
 for step in range(3):
     loss = F.mse_loss(net(torch.empty(128).uniform_(0, 1000)), torch.randn(128, 8))
     optimizer.zero_grad()
@@ -56,6 +57,7 @@ with torch.no_grad():
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("habana_mp.run.diagnose.subprocess", forked.IN_PLACE_OF_SUBPROCESS)
     path = tmp_path / "script.py"
     path.write_text(TRAINS)
     return path
@@ -102,13 +104,6 @@ def test_the_line_is_named_and_the_report_is_written(script: Path, capsys: pytes
     assert data["findings"][0]["step"] == 1
 
 
-def test_a_list_with_that_line_makes_it_healthy(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fp32 = script.parent / "fp32.txt"
-    fp32.write_text("__mul__ @ Net\n")
-    assert _diagnosed("--preset", "hmp-default", "--fp32", str(fp32), str(script)) == 0
-    assert capsys.readouterr().out.startswith("Healthy: ")
-
-
 def test_without_an_optimizer_the_outputs_are_compared(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text(INFERS)
     assert _diagnosed("--preset", "hmp-default", "--report", "found.html", str(script)) == 1
@@ -124,15 +119,13 @@ def test_a_script_that_fails_is_told_with_what_it_printed(script: Path, capsys: 
     shown = capsys.readouterr().err
     assert "the script failed (exit status 1); the last lines that it printed:" in shown
     assert "KeyError: 'no weights'" in shown
-
-
-def test_a_step_that_never_comes_is_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(INFERS)
     assert _diagnosed("--step", "9", str(script)) == 1
     assert "the script ended before that step began" in capsys.readouterr().err
 
 
 def test_a_script_that_does_other_things_each_time_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.write_text("import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\n" + TRAINS)
+    script.write_text("import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\n" + INFERS)
     assert _diagnosed(str(script)) == 1
     assert "the script must do the same each time it runs; set its seeds" in capsys.readouterr().err
 

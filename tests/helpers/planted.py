@@ -121,23 +121,6 @@ def neighbours_within_a_radius() -> Step:
     return lambda: F.mse_loss(model(x, places), y)
 
 
-@_fault("vision", "position", "sub")
-def grid_of_a_warp() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(3, 8, 3, padding=1)
-            self.last = nn.Conv2d(8, 3, 3, padding=1)
-
-        def forward(self, x: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-            grid = pixels - 500.0  # planted
-            return self.last(F.grid_sample(self.first(x), grid, align_corners=False).relu())
-
-    model, x, y = Model(), torch.randn(2, 3, 32, 32), torch.randn(2, 3, 16, 16)
-    pixels = 500 + 0.9 * (2 * torch.rand(2, 16, 16, 2) - 1)
-    return lambda: F.mse_loss(model(x, pixels), y)
-
-
 @_fault("noise", "decision", "mul")
 def noise_from_a_hash() -> Step:
     class Model(nn.Module):
@@ -179,24 +162,6 @@ def running_mean_that_stalls() -> Step:
     return lambda: F.cross_entropy(model(x), y)
 
 
-@_fault("retrieval", "statistic", "lerp")
-def queue_of_averages() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(16, 32, 16)
-            self.average = 100 + torch.rand(16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            z = self.body(x)
-            with torch.no_grad():
-                self.average = torch.lerp(self.average, z.float().mean(0), 1e-3)  # planted
-            return z
-
-    model, x, y = Model(), torch.randn(64, 16), torch.randn(64, 16)
-    return lambda: F.mse_loss(model(x), y)
-
-
 # ---- cancellation ----------------------------------------------------------------------------------------------------
 
 
@@ -215,28 +180,6 @@ def variance_by_two_means() -> Step:
     model, x = Model(), 30 + torch.randn(64, 12)
     y = torch.randint(0, 4, (64,))
     return lambda: F.cross_entropy(model(x), y)
-
-
-@_fault("graph", "cancellation", "add")
-def distances_by_expansion() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(8))
-            self.head = _mlp(4, 16, 4)
-
-        def forward(self, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            x = x * self.scale
-            with torch.autocast("cpu", enabled=False):
-                products, sizes = -2 * x @ x.T, (x * x).sum(-1)
-                sums = sizes[:, None] + sizes[None]
-            squares = torch.add(products, sums)  # planted
-            near = torch.exp(-squares.float().clamp(min=0))
-            return self.head(10 * (near @ values) / near.sum(1, keepdim=True))
-
-    model, x = Model(), 10 + 0.3 * torch.randn(64, 8)
-    values, y = torch.randn(64, 4), torch.randn(64, 4)
-    return lambda: F.mse_loss(model(x, values), y)
 
 
 # ---- accumulation ----------------------------------------------------------------------------------------------------
@@ -258,25 +201,6 @@ def small_steps_of_an_integrator() -> Step:
     model, x = Model(), 1 + torch.rand(32, 4)
     y = x + 0.02 * torch.randn(32, 4)
     return lambda: 1e4 * F.mse_loss(model(x).float(), y)
-
-
-@_fault("reinforcement", "accumulation", "add")
-def returns_of_a_long_episode() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.value = _mlp(4, 32, 1)
-
-        def forward(self, x: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
-            total, returns = torch.zeros(8), []
-            for reward in rewards:
-                total = total + reward  # planted
-                returns.append(total.float())
-            return F.mse_loss(self.value(x).float().squeeze(-1), torch.stack(returns) / 400)
-
-    model = Model()
-    x, rewards = torch.randn(800, 8, 4), torch.rand(800, 8)
-    return lambda: model(x, rewards)
 
 
 # ---- steep functions -------------------------------------------------------------------------------------------------
@@ -385,22 +309,6 @@ def logarithm_of_sums() -> Step:
 
     model, x, y = Model(), torch.randn(64, 16), torch.randint(0, 20, (64, 1))
     return lambda: model(x, y)
-
-
-@_fault("probabilistic", "underflow", "mul", dtype=torch.float16)
-def product_of_probabilities() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(16, 32, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            p = torch.sigmoid(self.body(x).float() - 10)
-            both = p[:, 0] * p[:, 1]  # planted
-            return -torch.log(both.float() + 1e-12).mean()
-
-    model, x = Model(), torch.randn(64, 16)
-    return lambda: model(x)
 
 
 @_fault("retrieval", "underflow", "add", dtype=torch.float16)

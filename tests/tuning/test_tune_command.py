@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from habana_mp import cli, hmp
+from helpers import forked
 
 SCRIPT = """
 import argparse, json, os
@@ -23,16 +24,16 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("scale", torch.linspace(0.1, 1.0, 16))
-        self.body = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 1))
+        self.body = nn.Linear(16, 1)
 
     def forward(self, t):
         angles = t[:, None] * self.scale
-        return self.body(torch.cat([angles.sin(), angles.cos()], -1))
+        return self.body(angles.sin())
 
 
 t = torch.empty(256).uniform_(0, 1000)
 with torch.no_grad():
-    value = float((Net()(t).float() - torch.linspace(-1, 1, 256)[:, None]).square().mean())
+    value = float(Net()(t).float().square().mean())
 with open("metrics.json", "w") as file:
     json.dump({"mse": value}, file)
 print("done, mse:", value)
@@ -43,6 +44,7 @@ CHECK = "abs(value - exact) <= 0.002 * exact"
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("habana_mp.run.tune.subprocess", forked.IN_PLACE_OF_SUBPROCESS)
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path
@@ -53,7 +55,7 @@ def _tuned(*words: str) -> int:
 
 
 def test_the_lists_are_found_and_used(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--metric", "mse", "--check", CHECK, "--seeds", "0,1", "--seed-argument", "seed", str(script)]
+    words = ["--metric", "mse", "--check", CHECK, "--seeds", "0", "--seed-argument", "seed", str(script)]
     assert _tuned("--state", "state.json", "--write", "lists", "--workers", "2", *words) == 0
     assert (script.parent / "state.json").exists()
     shown = capsys.readouterr().out
@@ -74,26 +76,18 @@ def test_the_metric_may_stand_in_a_file_and_the_seed_in_a_variable(
     assert "No line is needed in float32" in capsys.readouterr().out
 
 
-def test_an_expression_without_a_result_for_a_value_is_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.write_text("print('mse: 1.0')")
-    check = "(value - exact) / (1 - exact) < 0.1"
-    assert _tuned("--metric", "mse", "--check", check, "--seeds", "0", str(script)) == 1
-    assert "has no result for the value 1.0, in float32 1.0: float division by zero" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("metric", "code", "words"),
-    [
-        ("rmse", SCRIPT, "the script printed no line that ends in `rmse: value`"),
-        ("mse", "raise KeyError('no data')", "the script failed (exit status 1)"),
-    ],
-)
-def test_a_script_without_the_value_is_told(
-    script: Path, metric: str, code: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.write_text(code)
-    assert _tuned("--metric", metric, "--check", CHECK, "--seeds", "0", str(script)) == 1
-    assert words in capsys.readouterr().err
+def test_a_script_without_the_value_is_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for code, check, words in (
+        ("print('rmse: 1.0')", CHECK, "the script printed no line that ends in `mse: value`"),
+        ("raise KeyError('no data')", CHECK, "the script failed (exit status 1)"),
+        (
+            *("print('mse: 1.0')", "(value - exact) / (1 - exact) < 0.1"),
+            "has no result for the value 1.0, in float32 1.0: float division by zero",
+        ),
+    ):
+        script.write_text(code)
+        assert _tuned("--metric", "mse", "--check", check, "--seeds", "0", str(script)) == 1
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
