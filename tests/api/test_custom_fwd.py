@@ -64,13 +64,6 @@ def test_a_function_of_ones_own_is_torch_autocasts_to_the_bit(decorators: Decora
 
 
 @BOTH
-def test_the_backward_runs_as_the_forward_did(decorators: Decorators) -> None:
-    seen: list[Any] = []
-    run(product(decorators, seen=seen), lambda: hmp.autocast("cpu"))
-    assert seen == [("forward", FP32, BF16), ("backward", BF16, BF16)]
-
-
-@BOTH
 def test_inputs_are_cast_and_the_forward_runs_without_casts(decorators: Decorators) -> None:
     seen: list[Any] = []
     with hmp.autocast("cpu"):
@@ -121,19 +114,6 @@ def test_an_exception_in_either_leaves_what_was_before(decorators: Decorators, f
             Fails.apply(X.clone().requires_grad_()).float().sum().backward()
         assert torch.mm(X, X).dtype is BF16
     assert torch.mm(X, X).dtype is FP32
-
-
-def test_a_backward_runs_under_its_own_region_where_regions_are_nested() -> None:
-    seen: list[Any] = []
-    apply = product(TORCHS, seen=seen)
-    a, b = X.clone().requires_grad_(), Y.clone().requires_grad_()
-    with hmp.autocast("cpu", FP16):
-        with hmp.autocast("cpu", BF16):
-            inner = apply(a, b)
-        outer = apply(a, b)
-        (inner.float().sum() + outer.float().sum()).backward()
-        assert torch.mm(X, X).dtype is FP16
-    assert sorted(str(one[2]) for one in seen if one[0] == "backward") == ["torch.bfloat16", "torch.float16"]
 
 
 def test_the_device_type_is_checked_as_torchs_is() -> None:

@@ -89,19 +89,6 @@ def test_everything_is_afterwards_as_before() -> None:
     assert (np.random.get_state()[1] == randoms[2]).all()
 
 
-def test_the_run_that_is_looked_at_has_the_bits_of_any_other() -> None:
-    model, step = _made()
-    hmp.convert(**LOWER)
-    before = torch.get_rng_state()
-    found = hmp.diagnose(step)
-    torch.set_rng_state(before)
-    loss = step()
-    loss.backward()
-    assert found.loss == loss.item()
-    kept = copy.deepcopy(model.state_dict())
-    assert kept["norm.num_batches_tracked"] == 1
-
-
 def test_after_an_error_in_the_step_everything_is_as_before() -> None:
     model, step = _made()
     calls = []
@@ -251,18 +238,15 @@ class Rounded(torch.autograd.Function):
         return None, None
 
 
-@pytest.mark.parametrize("how", ["plain", "checkpoint", "reentrant", "compiled", "functional", "no_grad", "inner"])
+@pytest.mark.parametrize("how", ["checkpoint", "compiled", "functional", "no_grad"])
 def test_the_line_is_found_however_it_is_called(how: str) -> None:
     model, _ = _made()
     t, y = _batch()
     called: Any = {
-        "plain": lambda: model(t),
         "checkpoint": lambda: checkpoint(model, t, use_reentrant=False),
-        "reentrant": lambda: checkpoint(model, t.requires_grad_(), use_reentrant=True),
         "compiled": lambda: compiled(t),
         "functional": lambda: torch.func.functional_call(model, dict(model.named_parameters()), (t,)),
         "no_grad": lambda: model(t),
-        "inner": lambda: nn.Sequential(model)(t),
     }[how]
     compiled = torch.compile(model, backend="eager") if how == "compiled" else None
     hmp.convert(**LOWER)
@@ -271,7 +255,6 @@ def test_the_line_is_found_however_it_is_called(how: str) -> None:
     if how == "no_grad":  # a loss alone changes little: it is an average over many
         found = hmp.diagnose(lambda: (F.mse_loss(called().float(), y), called()))
     assert _names_the_line(found), found
-    t.requires_grad_(False)
 
 
 def test_a_line_in_an_autograd_function_is_found() -> None:
@@ -356,14 +339,6 @@ def test_weights_in_float32_add_nothing_to_the_noise() -> None:
     assert [one.operation for one in hmp.diagnose(step).findings] == ["__rmul__"]
 
 
-def test_a_step_may_begin_under_vmap() -> None:
-    torch.manual_seed(0)
-    layer, x, y = nn.Linear(8, 8), torch.randn(16, 8), torch.randn(16, 8)
-    hmp.convert(preset="recommended")
-    found = hmp.diagnose(lambda: F.mse_loss(torch.func.vmap(lambda one: layer(one * 2.0))(x).float(), y))
-    assert found.findings == ()
-
-
 def test_what_a_step_returns_beside_the_loss_is_compared() -> None:
     torch.manual_seed(0)
     body, t, x, y = nn.Linear(8, 8), 1000 * torch.rand(64), torch.randn(64, 8), torch.randn(64, 8)
@@ -376,31 +351,6 @@ def test_what_a_step_returns_beside_the_loss_is_compared() -> None:
     (finding,) = hmp.diagnose(step).findings
     assert finding.operation == "__mul__"
     assert "the returned value is wrong by" in finding.text
-
-
-def test_operations_in_place_and_views_are_measured() -> None:
-    torch.manual_seed(0)
-    body, x = nn.Linear(8, 8), torch.randn(64, 8)
-
-    def step() -> torch.Tensor:
-        y = body(x)
-        y += 1
-        y.mul_(2)
-        y[:, 0] = 3.0
-        a, b = y.chunk(2, -1)
-        return (a * b).float().mean()
-
-    hmp.convert(preset="recommended")
-    found = hmp.diagnose(step)
-    assert found.healthy
-    assert {"linear", "__iadd__", "mul_", "__mul__"} <= {row.operation for row in found.rows}
-
-
-def test_nothing_lowered_is_said() -> None:
-    hmp.convert("O0")
-    found = hmp.diagnose(lambda: F.linear(torch.ones(2, 2), torch.ones(2, 2)).sum())
-    assert str(found).startswith("Nothing ran in lower precision.")
-    assert found.healthy
 
 
 def test_a_region_is_diagnosed_without_a_conversion() -> None:
@@ -467,26 +417,10 @@ def test_float16_tells_the_range_that_is_left() -> None:
     assert row.range_left[1] == pytest.approx(6, abs=0.1)  # 65504 is nearly 2^16
 
 
-def test_values_that_are_not_finite_are_named_in_the_order_of_their_birth() -> None:
-    torch.manual_seed(0)
-    body, x = nn.Linear(16, 16), torch.randn(8, 16)
-
-    def step() -> torch.Tensor:
-        large = 400 * body(x).float()
-        squares = large.pow(2)
-        return (squares / squares.sum(-1, keepdim=True)).float().mean()
-
-    hmp.convert(preset="recommended", dtype="fp16", rules={"pow": "lower"})
-    found = hmp.diagnose(step)
-    assert found.findings[0].kind == "overflow"
-    assert found.findings[0].operation == "pow"
-    assert found.findings[0].effect == float("inf")
-
-
 # ---- what it tells ---------------------------------------------------------------------------------------------------
 
 
-def test_the_text_has_the_place_the_range_the_harm_and_the_rule() -> None:
+def test_text_json_and_page_have_the_place_the_range_the_harm_and_the_rule(tmp_path: Path) -> None:
     _, step = _made()
     hmp.convert(**LOWER)
     found = hmp.diagnose(step)
@@ -498,31 +432,16 @@ def test_the_text_has_the_place_the_range_the_harm_and_the_rule() -> None:
     assert "write `__mul__ @ Model` into the float32 list" in text
     assert found.findings[0].rule == {"__mul__ @ Model": "fp32"}
     assert found.findings[0].kind == "decision"
-
-
-def test_json_has_all_data(tmp_path: Path) -> None:
-    _, step = _made()
-    hmp.convert(**LOWER)
-    found = hmp.diagnose(step)
     found.to_json(tmp_path / "found.json")
     data = json.loads((tmp_path / "found.json").read_text())
     assert (data["format"], data["version"], data["healthy"]) == ("habana-mp diagnosis", 1, False)
-    assert data["findings"][0]["line"] == LINE
-    assert data["findings"][0]["rule"] == {"__mul__ @ Model": "fp32"}
+    assert (data["findings"][0]["line"], data["findings"][0]["rule"]) == (LINE, {"__mul__ @ Model": "fp32"})
     assert len(data["rows"]) == len(found.rows)
     assert {"operation", "local_error", "inherited_error", "effect", "input_range"} <= data["rows"][0].keys()
-
-
-def test_the_page_has_findings_and_operations_and_loads_nothing(tmp_path: Path) -> None:
-    _, step = _made()
-    hmp.convert(**LOWER)
-    found = hmp.diagnose(step)
     found.to_html(tmp_path / "found.html")
     page = (tmp_path / "found.html").read_text()
-    assert "__mul__ @ Model" in page
     assert page.count("<tr><td>") == len(found.rows)
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert "<script" not in page
+    assert not re.search(r"(src|href)=\"(?!data:)|<script", page)
 
 
 @pytest.mark.parametrize(

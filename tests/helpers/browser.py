@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+#: Milliseconds after which a wait fails: a machine with other work may be slow.
+PATIENCE = 60_000
+expect.set_options(timeout=PATIENCE)
 
 
 def path_of_chromium() -> str:
@@ -38,7 +42,7 @@ def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> 
     warning."""
     options = {"viewport": {"width": 1280, "height": 900}, **options}
     page = browser.new_page(**options)
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE)
     asked: list[str] = []
     complaints: list[str] = []
 

@@ -30,16 +30,19 @@ def run_script(
     return python("-c", code, *arguments, cwd=cwd or TESTS, **environment)
 
 
-def python(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *words: str | Path, cwd: Path | None = None, with_dynamo: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs ``python`` with these arguments, and with one thread for torch."""
-    return forked.run([*map(str, words)], cwd=cwd, environment=forked.environment_with(**environment))
+    variables = forked.environment_with(**environment)
+    return forked.run([*map(str, words)], cwd=cwd, environment=variables, with_dynamo=with_dynamo)
 
 
 _EACH = """
-import gc, json, os, sys, traceback
-import torch._dynamo  # optimizers import it
+import gc, importlib, json, os, sys, traceback
+importlib.import_module(sys.argv[1])
 gc.freeze()
-for broken, script in json.loads(sys.argv[1]):
+for broken, script in json.loads(sys.argv[2]):
     sys.stdout.write("\\0")
     sys.stdout.flush()
     if os.fork() == 0:
@@ -55,10 +58,11 @@ for broken, script in json.loads(sys.argv[1]):
 """
 
 
-def printed_by_each(scripts: list[tuple[str, str]]) -> list[str]:
-    """Runs scripts in processes of their own, forked from one that has imported torch and Dynamo; before each script
-    stand the names of the assumptions that are broken in it. Returns what each script prints, or its traceback."""
-    done = run_script(_EACH, json.dumps(scripts))
+def printed_by_each(scripts: list[tuple[str, str]], *, imported: str = "torch._dynamo") -> list[str]:
+    """Runs scripts in processes of their own, forked from one that has imported this module: optimizers import Dynamo.
+    Before each script stand the names of the assumptions that are broken in it. Returns what each script prints, or its
+    traceback."""
+    done = run_script(_EACH, imported, json.dumps(scripts))
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\0")[1:]
 

@@ -218,11 +218,6 @@ def operations_only() -> Data:
     return _report("operations", list(merged.values()), words=[])
 
 
-def nothing() -> Data:
-    """Returns the report of a program in which no handled operation ran."""
-    return _report("operations", [], words=[])
-
-
 def _modules(rows: Iterable[Data]) -> list[Data]:
     """Returns the modules of the rows and their parents, with times slightly above those of their operations."""
     seconds: Counter[str] = Counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 import gc
@@ -171,16 +170,6 @@ def test_the_assignment_slot_is_given_back_on_every_class(converted: Converter) 
     assert x[0].sum() == 4
 
 
-def test_what_is_pickled_while_converted_is_the_function_afterwards(anyhow: Callable[[], None]) -> None:
-    anyhow()
-    texts = [pickle.dumps(one) for one in (torch.mm, F.relu, F.normalize, F.softmin, torch.Tensor.exp, F.gelu)]
-    hmp.restore()
-    loaded = [pickle.loads(text) for text in texts]
-    for one, other in zip(loaded, (torch.mm, F.relu, F.normalize, F.softmin, torch.Tensor.exp, F.gelu), strict=True):
-        assert one is other
-    assert copy.deepcopy(torch.mm) is torch.mm
-
-
 # ---- aliases -------------------------------------------------------------------------------------------------------
 
 from_torch = torch.mm
@@ -227,15 +216,6 @@ def test_aliases_taken_before_obey_and_stop_obeying(converted: Converter) -> Non
         assert lowered() == []
 
 
-def test_a_bound_method_taken_while_converted_stops_obeying(converted: Converter) -> None:
-    converted(bf16=["matmul", "abs"])
-    taken, without = M.matmul, M.abs
-    assert taken(N).dtype is BF16
-    hmp.restore()
-    assert taken(N).dtype is FP32
-    assert without().dtype is FP32
-
-
 def hot(count: int) -> set[torch.dtype]:
     seen = set()
     for _ in range(count):
@@ -250,36 +230,6 @@ def test_loops_that_the_interpreter_specialised_obey_and_stop_obeying(converted:
         assert hot(200) == {BF16}
         hmp.restore()
         assert hot(200) == {FP32}
-
-
-def test_a_loop_that_is_running_obeys_at_once(converted: Converter) -> None:
-    seen = []
-    for step in range(300):
-        if step == 100:
-            converted(bf16=["exp"])
-        if step == 200:
-            hmp.restore()
-        seen.append(M.exp().dtype)
-    assert seen == [FP32] * 100 + [BF16] * 100 + [FP32] * 100
-
-
-def test_a_function_that_torch_writes_in_python_keeps_its_identity(converted: Converter) -> None:
-    before, code = face(F.normalize), F.normalize.__code__
-    function = F.normalize
-    converted(bf16=["normalize"])
-    assert F.normalize is function
-    assert face(function) == before
-    assert function(M).dtype is BF16
-    assert function(input=M).dtype is BF16
-    hmp.restore()
-    assert function.__code__ is code
-    assert function(M).dtype is FP32
-
-
-def test_inside_of_a_python_function_the_lists_are_silent(converted: Converter) -> None:
-    expected = F.normalize(M.float())
-    converted(fp32=["normalize"], bf16=["div", "norm", "expand", "clamp_min", "linalg_vector_norm"])
-    assert torch.equal(F.normalize(M), expected)
 
 
 # ---- leaks ---------------------------------------------------------------------------------------------------------
@@ -299,64 +249,11 @@ def test_converting_and_restoring_for_ever_leaks_nothing(converted: Converter) -
         cycle()
     gc.collect()
     objects, counts = len(gc.get_objects()), [sys.getrefcount(one) for one in sample]
-    for _ in range(80):
+    for _ in range(40):
         cycle()
     gc.collect()
     assert [sys.getrefcount(one) for one in sample] == counts
-    assert len(gc.get_objects()) - objects < 40
-
-
-PATHS: dict[str, Callable[[Any, Any], Any]] = {
-    "function": torch.mm,
-    "method": lambda a, b: a.mm(b),
-    "operator": lambda a, b: a @ b,
-    "keywords": lambda a, b: torch.mm(input=a, mat2=b),
-    "bound method": lambda a, b: getattr(a, "mm")(b),  # noqa: B009
-    "no arguments": lambda a, _: a.abs(),
-    "sequence": lambda a, b: torch.cat([a, b]),
-    "tuple": lambda a, b: torch.cat((a, b), dim=0),
-    "keyword sequence": lambda a, b: torch.cat(tensors=(a, b), dim=0),
-    "nested sequence": lambda a, b: torch.cartesian_prod(a[0], b[0]),
-    "no cast": lambda a, b: torch.mm(a.bfloat16(), b.bfloat16()),
-    "widest": lambda a, b: torch.mul(a, b.bfloat16()),
-    "in place": lambda a, b: a.clone().add_(b.bfloat16()),
-    "assignment": lambda a, b: a.clone().__setitem__(torch.tensor([0]), b[:1].bfloat16()),
-    "scalar": lambda a, b: a.bfloat16().masked_fill(a > 0, -3.4e38),
-    "out": lambda a, b: torch.mm(a, b, out=torch.empty(4, 4)),
-    "Python function": lambda a, b: F.normalize(a),
-    "wrapped": lambda a, b: WRAPPED(a, y=b),
-    "no kernel": lambda a, b: torch.fft.fft(a.bfloat16()),
-    "disabled": hmp.disable_casts()(torch.mm),
-    "error": lambda a, b: torch.mm(a, b[:2]),
-    "type error": lambda a, b: torch.mm(a, "x"),  # type: ignore[arg-type]
-    "method error": lambda a, b: a.mm(b[:2]),
-    "sequence error": lambda a, b: torch.cat([a, "x"]),  # type: ignore[list-item]
-    "gradient": lambda a, b: torch.mm(a.detach().requires_grad_(), b).float().sum().backward(),
-}
-WRAPPED = hmp.op_wrap(lambda x, y: x + y, to="bf16")
-
-
-def test_calls_keep_every_reference_count(converted: Converter) -> None:
-    converted(bf16=["mm", "matmul", "abs", "cat", "normalize", "cartesian_prod"])
-    a, b, two, zero = M.clone(), N.clone(), (M.clone(), N.clone()), "out"
-    counted = (a, b, two, zero, torch.mm, torch.Tensor.mm, torch.cat, None, BF16, FP32, "dtype", "mat2")
-    for name, path in PATHS.items():
-
-        def call(times: int, path: Callable[[Any, Any], Any] = path, name: str = name) -> None:
-            for _ in range(times):
-                try:
-                    path(a, b)
-                except (RuntimeError, TypeError):
-                    assert "error" in name
-            gc.collect()
-
-        call(20)
-        before = [sys.getrefcount(one) for one in counted]
-        objects = len(gc.get_objects())
-        call(400)
-        after = [sys.getrefcount(one) for one in counted]
-        assert all(abs(new - old) < 50 for new, old in zip(after, before, strict=True)), (name, before, after)
-        assert len(gc.get_objects()) - objects < 50, name
+    assert len(gc.get_objects()) - objects < 20
 
 
 @pytest.mark.parametrize("name", ["matmul", "__matmul__", "mm", "bmm"])

@@ -57,17 +57,3 @@ def test_the_default_device_when_torch_is_bound_does_not_matter() -> None:
         "    print(weight.grad.dtype)\n"
     )
     assert done.stdout.split() == [*["torch.bfloat16"] * 4, "torch.float32"] * 2, done.stderr
-
-
-def test_an_unknown_reader_is_an_error_that_names_the_choices() -> None:
-    done = run_script(
-        "import torch\n"
-        "from habana_mp import hmp, _core\n"
-        "try: hmp.convert()\n"
-        "except Exception as error: print(error)\n"
-        "print(hmp.is_converted(), _core.installed_count(), torch.mm(torch.eye(2), torch.eye(2)).dtype)\n",
-        HABANA_MP_READER="magic",
-    )
-    for word_ in ("HABANA_MP_READER", "magic", "layout", "attribute"):
-        assert word_ in done.stdout
-    assert done.stdout.splitlines()[-1] == "False 0 torch.float32"

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from habana_mp import _core, hmp
 from habana_mp.reporting.log import close_log, open_log
-from helpers import log_lines
 from helpers.lists import Converter
 from helpers.log_lines import MUL, emit, line_of, read
 
@@ -40,23 +39,6 @@ def test_the_console_is_whatever_stdout_is_when_the_line_is_written(capsys: pyte
     emit("after")
     assert inner.getvalue() == line_of("inside") + "\n"
     assert capsys.readouterr().out.splitlines() == [line_of("before"), line_of("after")]
-
-
-def test_console_lines_and_printed_lines_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    open_log()
-    print("one")
-    emit("two")
-    print("three")
-    assert capsys.readouterr().out.splitlines() == ["one", line_of("two"), "three"]
-
-
-def test_the_console_gets_one_write_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[str] = []
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=writes.append))
-    open_log("console")
-    emit("f")
-    emit("g")
-    assert writes == [line_of("f") + "\n", line_of("g") + "\n"]
 
 
 def test_a_process_without_a_console_loses_the_lines_quietly(
@@ -100,13 +82,6 @@ def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert MUL in read(tmp_path / name)
 
 
-def test_a_file_is_emptied_when_it_is_opened(tmp_path: Path) -> None:
-    path = tmp_path / "casts.log"
-    path.write_text("old\n")
-    open_log(path)
-    assert path.read_text() == ""
-
-
 @pytest.mark.parametrize("name", ["casts.log", "casts.jsonl"])
 def test_a_file_that_is_appended_to_keeps_what_it_has(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -138,16 +113,6 @@ def test_closing_the_log_completes_the_file_and_ends_it(tmp_path: Path) -> None:
     _core._log_event("dropped")
     close_log()
     assert path.read_text() == line_of("kept") + "\n"
-
-
-def test_switching_to_another_destination_leaves_the_old_file_complete(tmp_path: Path) -> None:
-    old = tmp_path / "old.log"
-    open_log(old)
-    for i in range(1000):
-        emit(f"f{i}")
-    open_log(tmp_path / "new.jsonl")
-    emit("elsewhere")
-    assert old.read_text().splitlines() == [line_of(f"f{i}") for i in range(1000)]
 
 
 @pytest.mark.parametrize("length", [65_500, 65_536, 1_000_000])
@@ -185,13 +150,6 @@ def test_a_record_names_the_code_of_the_call_and_not_ours(converted: Converter, 
     ]
 
 
-def test_a_record_points_at_the_line_that_called_the_operation(collected: SimpleNamespace) -> None:
-    open_log(collected.logger)
-    emit()
-    (record,) = collected.handler.records
-    assert (record.pathname, record.funcName) == (log_lines.__file__, "emit")
-
-
 def test_a_logger_whose_level_is_above_info_is_asked_but_given_nothing(collected: SimpleNamespace) -> None:
     open_log(collected.logger)
     collected.logger.setLevel(logging.WARNING)
@@ -211,9 +169,3 @@ def test_anything_else_is_a_type_error_that_says_what_came(wrong: Any) -> None:
     assert str(caught.value) == (
         f'`log` must be None, "console", sys.stdout, a path, or a logging.Logger; got {type(wrong).__name__}: {wrong!r}'
     )
-
-
-def test_the_core_refuses_a_kind_that_it_does_not_know() -> None:
-    kind: Any = "syslog"
-    with pytest.raises(ValueError, match='`kind` must be "console", "file", "json" or "python"; got "syslog"'):
-        _core.log_to(kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -42,17 +41,6 @@ def test_an_event_is_written_as_given(tmp_path: Path) -> None:
     assert read(tmp_path / "casts.log") == "casts are off: 100% {of} them\n"
 
 
-def test_lines_keep_their_order(tmp_path: Path) -> None:
-    open_log(tmp_path / "casts.log")
-    for i in range(5000):
-        if i % 7:
-            emit(f"f{i}")
-        else:
-            _core._log_event(f"f{i}")
-    expected = [line_of(f"f{i}") if i % 7 else f"f{i}" for i in range(5000)]
-    assert read(tmp_path / "casts.log").splitlines() == expected
-
-
 # JSON lines
 
 
@@ -75,18 +63,6 @@ def test_the_suffix_of_the_path_asks_for_json_lines(tmp_path: Path, name: str) -
     }
     assert moment.utcoffset() == timedelta(0)
     assert abs(before - moment) < timedelta(minutes=1)
-
-
-def test_json_times_have_six_digits_and_never_run_backwards(tmp_path: Path) -> None:
-    open_log(tmp_path / "casts.jsonl")
-    for _ in range(3):
-        emit()
-        time.sleep(0.05)
-    times = [record["time"] for record in records(tmp_path / "casts.jsonl")]
-    assert [len(t) for t in times] == [len("2024-05-01T12:34:56.123456+00:00")] * 3
-    assert times == sorted(times)
-    elapsed = datetime.fromisoformat(times[2]) - datetime.fromisoformat(times[0])
-    assert timedelta(seconds=0.1) <= elapsed < timedelta(seconds=30)
 
 
 def test_json_names_precision_and_reason_by_their_words(tmp_path: Path) -> None:

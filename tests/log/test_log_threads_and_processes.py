@@ -130,32 +130,8 @@ def test_parent_and_forked_children_write_whole_lines_each_once(tmp_path: Path) 
     assert all(len(threads_of[f"child {child}"]) == 1 for child in range(4))
 
 
-def test_a_fork_inside_a_line_leaves_a_child_that_can_log(tmp_path: Path) -> None:
-    result = script(
-        """
-import os, sys, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-class Forks:
-    def write(self, text):
-        pid = os.fork()
-        if pid:
-            os.waitpid(pid, 0)
-stdout, sys.stdout = sys.stdout, Forks()
-_core.log_to("console")
-_core._log_event("forks")
-sys.stdout = stdout
-_core.log_to("file", sys.argv[1], append=True)
-_core._log_event("after")
-""",
-        tmp_path / "casts.log",
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert (tmp_path / "casts.log").read_text() == "after\nafter\n"
-
-
 EXITS = {
     "end": "",
-    "sys.exit": "sys.exit(0)",
     "exception": "raise ValueError",
     "daemon thread": """
 import threading, time
@@ -167,11 +143,6 @@ for _ in range(4):
 time.sleep(0.05)
 """,
     "late atexit": 'import atexit; atexit.register(_core._log_event, "late")',
-    "in __del__": """
-class Late:
-    def __del__(self, emit=_core._log_event): emit("too late")
-sys.late = Late()
-""",
 }
 
 
@@ -208,25 +179,6 @@ _core._log_event("last")
     # Threads that write to one of Python's text files at once may spoil each other's lines, with or without us.
     if (kind, how) != ("console", "daemon thread"):
         assert set(lines[2:]) <= {b"busy", b"late"}
-
-
-def test_a_daemon_thread_that_opens_a_log_while_the_interpreter_ends_does_not_abort_it(tmp_path: Path) -> None:
-    result = script(
-        """
-import ctypes, os, subprocess, sys, threading, time
-os.mkfifo(sys.argv[1])
-threading.Thread(target=_core.log_to, args=("file", sys.argv[1]), daemon=True).start()
-time.sleep(0.2)
-# The other end is opened when the interpreter has ended, and still works without the GIL.
-subprocess.Popen(["sh", "-c", 'sleep 1; cat "$0" > /dev/null', sys.argv[1]])
-class Last:
-    def __init__(self): self.sleep = ctypes.CDLL(None).usleep
-    def __del__(self): self.sleep(2_000_000)
-sys.modules["last"] = Last()
-""",
-        tmp_path / "pipe",
-    )
-    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_exit_with_a_console_that_is_already_closed_does_not_crash() -> None:

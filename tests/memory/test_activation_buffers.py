@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -14,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from habana_mp import _core, hmp, ops
+from habana_mp import _core, ops
 from helpers.accelerators import needs_accelerator
 from helpers.each import each
 from helpers.lists import Converter
@@ -121,15 +119,6 @@ def test_a_result_that_is_its_input_is_not_written_over(converted: Converter) ->
                 assert torch.equal(result.float().flatten(), x.bfloat16().float().flatten())
 
 
-def test_a_failed_call_raises_what_torch_raises(converted: Converter) -> None:
-    converted(bf16=["matmul"])
-    with torch.no_grad():
-        for _ in range(4):
-            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-                torch.matmul(torch.ones(4, 31), W)
-        assert torch.equal(torch.ones(4, 32) @ W, by_hand(torch.ones(4, 32)))
-
-
 def test_threads_do_not_share_memory_that_is_in_use(converted: Converter) -> None:
     # Large enough for the cast to let go of the GIL.
     batches = [batch(i, 64, 2048) for i in range(4)]
@@ -167,14 +156,6 @@ def test_a_few_are_kept_and_go_with_the_configuration(converted: Converter) -> N
     assert _core.buffer_count() == 0
 
 
-def test_shapes_that_are_never_asked_for_again_take_no_memory(converted: Converter) -> None:
-    converted(bf16=["matmul"])
-    with torch.no_grad():
-        for rows in range(1100, 1140):
-            batch(rows, rows, 32) @ W
-    assert _core.buffer_count() == 0
-
-
 def buffers_like(rows: int) -> list[torch.Tensor]:
     return [one for one in all_bfloat16_tensors() if one.dim() == 2 and one.shape[0] >= rows]
 
@@ -190,30 +171,3 @@ def test_what_somebody_found_among_all_objects_is_not_written_over(converted: Co
         assert len(held) == 1
         torch.full((777, 32), 7.0) @ weight
     assert torch.equal(held[0], torch.ones_like(held[0]))
-
-
-def test_a_thread_gives_back_while_another_one_forgets_all(converted: Converter) -> None:
-    converted(bf16=["matmul"])
-    weight = torch.ones(1024, 8, dtype=torch.bfloat16)
-    begins, ended = threading.Event(), []
-
-    def compute() -> None:
-        begins.set()
-        with torch.no_grad():
-            ended.append(torch.ones(7000, 1024) @ weight)
-
-    with torch.no_grad():
-        for rows in (5000, 5001, 5002):  # together as much as may be held
-            for _ in range(3):
-                torch.ones(rows, 1024) @ weight
-        torch.ones(7000, 1024) @ weight
-    assert _core.buffer_count() == 3
-    thread = threading.Thread(target=compute)
-    references = [weakref.ref(one, lambda _: thread.join()) for one in buffers_like(5000)]
-    thread.start()
-    begins.wait()
-    time.sleep(0.01)
-    hmp.restore()
-    thread.join()
-    assert len(references) == 3
-    assert len(ended) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp.patches.torch import module_paths
 
 X = torch.ones(2, 2)
 
@@ -83,20 +81,11 @@ def test_dropped_models_leave_nothing_and_give_their_names_back(detail: Any) -> 
     def work(_: int) -> None:
         nn.Sequential(nn.Linear(2, 2), nn.ReLU())(X)
 
-    assert grown(work, 3000, 500) < 600
+    assert grown(work, 1500, 500) < 300
     assert _core.watch_sizes()["modules"] < 1000
     modules = {row.module for row in hmp.report(show=False)}
     assert "Sequential.0" in modules
     assert not any(module is not None and "#" in module for module in modules)
-
-
-def test_many_models_at_once_are_named_in_time_that_grows_with_them_alone() -> None:
-    models = [nn.Linear(1, 1) for _ in range(20_000)]
-    began = time.process_time()
-    names = [module_paths._roots.name_of(model, "Many") for model in models]
-    # One that looks at each name before takes a minute.
-    assert time.process_time() - began < 5
-    assert names == ["Many", *(f"Many#{n}" for n in range(2, len(models) + 1))]
 
 
 def test_threads_that_ran_a_module_leave_nothing() -> None:
@@ -117,9 +106,9 @@ def test_dropped_functions_of_op_wrap_leave_their_counts_alone() -> None:
     def work(number: int) -> None:
         hmp.op_wrap(generated(number), to="bf16")(X)
 
-    assert grown(work, 2000, 500) < 600
+    assert grown(work, 1000, 500) < 300
     (row,) = [row for row in hmp.report(show=False) if row.operation == "f"]
-    assert row.calls == 2500
+    assert row.calls == 1500
     hmp.reset_report()
     assert _core.counts() == []
 
@@ -133,4 +122,4 @@ def test_configurations_leave_nothing_that_grows_with_them() -> None:
         hmp.report(show=False)
         hmp.restore()
 
-    assert grown(work, 60, 30) < 600
+    assert grown(work, 30, 15) < 300

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import re
 import unicodedata
 from html.parser import HTMLParser
@@ -76,19 +74,6 @@ def test_json_lines_give_the_text_back_and_hold_nothing_that_controls_a_terminal
     assert record["function"] == text
     assert is_harmless(read(tmp_path / "casts.jsonl").removesuffix("\n"))
     close_log()
-
-
-@any_text
-@given(text=ANYTHING)
-@example(text=ODD)
-def test_records_of_logging_are_one_line(text: str) -> None:
-    stream = io.StringIO()
-    logger = logging.Logger("odd")
-    logger.addHandler(logging.StreamHandler(stream))
-    open_log(logger)
-    emit(text)
-    close_log()
-    assert is_harmless(stream.getvalue().removesuffix("\n"))
 
 
 class Data(HTMLParser):
@@ -173,18 +158,3 @@ def test_names_that_programs_give_reach_the_report_as_they_are(detail: Any, tmp_
     assert all(map(is_harmless, (tmp_path / "casts.log").read_text("utf-8").removesuffix("\n").split("\n")))
     report.to_chrome_trace(tmp_path / "trace.json")
     json.loads((tmp_path / "trace.json").read_text("utf-8"))
-
-
-def test_a_repr_with_a_newline_is_one_line_of_the_log(tmp_path: Path) -> None:
-    class Callable:
-        def __repr__(self) -> str:
-            return "one\ntwo\x1b[2J"
-
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return x
-
-    hmp.convert(log=tmp_path / "casts.log")
-    hmp.op_wrap(Callable(), to="bf16")(torch.ones(2, 2))
-    hmp.restore()
-    lines = (tmp_path / "casts.log").read_text("utf-8").split("\n")
-    assert "casting  one\\ntwo\\x1b[2J  to  to_bf16" in lines

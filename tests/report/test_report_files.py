@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from habana_mp import Report, hmp
-from habana_mp.policy import in_force
-from habana_mp.reporting import counting
 from habana_mp.reporting.merging import merged
 from helpers.any_reports import any_report
 
@@ -43,14 +41,6 @@ def test_plain_data_and_back(made: Report) -> None:
     data = made.to_dict()
     assert Report.from_dict(data) == made
     assert Report.from_dict(json.loads(json.dumps(data))).to_dict() == data
-
-
-@given(made=any_report())
-def test_a_file_and_back(made: Report, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / "report.json"
-    made.to_json(path)
-    assert Report.from_json(path) == made
-    path.read_text("utf-8")
 
 
 def test_a_report_of_a_model_is_the_same_when_it_is_read(recorded: Report, tmp_path: Path) -> None:
@@ -269,12 +259,6 @@ def test_a_data_frame_is_made_of_the_rows(recorded: Report, monkeypatch: pytest.
     assert recorded.to_dataframe() == ("a frame of", recorded.as_dicts())
 
 
-def test_without_pandas_it_is_said_what_to_install(recorded: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match=r"to_dataframe\(\) needs pandas.*\(pip install pandas\)"):
-        recorded.to_dataframe()
-
-
 # ---- reports that are put together ----------------------------------------------------------------------------------
 
 
@@ -317,19 +301,3 @@ def test_two_processes_that_ran_the_same_give_one_report_of_twice_as_many_calls(
         (row.operation, row.place, 2 * row.calls) for row in recorded
     ]
     assert (whole.ranks, whole.detail, len(whole.findings)) == (2, "lines", len(recorded.findings))
-
-
-def test_lists_that_another_thread_puts_in_force_meanwhile_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Converts(dict[str, tuple[str, str]]):
-        """Asked for an operation, it lets another thread convert."""
-
-        def get(self, *given: Any) -> Any:
-            in_force.set_configuration({"mm": ("bf16", "other.txt:1")}, None)
-            return super().get(*given)
-
-    lists = deque([Converts(mm=("bf16", "mine.txt:1")), {"mm": ("bf16", "mine.txt:2")}], maxlen=16)
-    monkeypatch.setattr(in_force, "_named", lists)
-    monkeypatch.setattr(in_force._InForce, "described", None)
-    monkeypatch.setattr(in_force._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
-    assert counting._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
-    assert len(lists) == 3

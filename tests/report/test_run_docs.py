@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from helpers.processes import python
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -16,21 +20,26 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 ANYTHING = re.escape("[...]")
 
 
+#: The arguments of ``python`` for each of these commands.
+COMMANDS = {"python": [], "habana-mp": ["-m", "habana_mp"]}
+STATUS = '; echo "status $?"'
+
+
 def shell(command: str, folder: Path) -> str:
-    """What it prints, on both streams."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        text=True,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-    )
+    """Returns what a command prints, on both streams."""
+    first, *words = shlex.split(command.removesuffix(STATUS))
+    if first in COMMANDS and not {"|", "2>", "2>&1"} & {*words}:
+        done = python(*COMMANDS[first], *words, cwd=folder)
+        printed = done.stdout + done.stderr + f"status {done.returncode}\n" * command.endswith(STATUS)
+    else:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        printed = subprocess.run(
+            command, shell=True, cwd=folder, text=True, env=environment, check=False, **streams
+        ).stdout
     # Whether this processor is told to be slower depends on it.
-    return "".join(line for line in done.stdout.splitlines(keepends=True) if "times as long" not in line)
+    return "".join(line for line in printed.splitlines(keepends=True) if "times as long" not in line)
 
 
 @pytest.mark.parametrize(

@@ -173,17 +173,6 @@ def test_a_weight_whose_cast_is_not_kept_is_told_of() -> None:
     assert sum(sum(row.refused.values()) for row in found) == hmp.report(show=False).weights.refused > 0
 
 
-def test_counting_from_zero_inside_of_a_call_is_safe() -> None:
-    @hmp.op_wrap(to="bf16")
-    def wrapped(x: torch.Tensor) -> torch.Tensor:
-        hmp.reset_report()
-        return torch.mm(x, x.t())
-
-    wrapped(X)
-    assert_rows_sum_up(hmp.report(show=False))
-    assert {row.reason for row in hmp.report(show=False)} == {"op_wrap", "first_input"}
-
-
 def test_a_report_that_is_made_while_others_count_is_whole() -> None:
     stop = threading.Event()
 
@@ -220,21 +209,6 @@ def test_a_block_is_watched_and_what_runs_before_it_is_counted_without_a_place()
     torch.mm(X, X.t())
     assert sorted((row.line or 0, row.calls) for row in rows("mm")) == [(0, 2), (marked_line(__file__, "watched"), 1)]
     assert hmp.report(show=False).total("calls") == 3
-
-
-def test_an_exception_ends_a_block() -> None:
-    hmp.convert()
-    with pytest.raises(ValueError, match="on purpose"), hmp.watch():
-        raise ValueError("on purpose")
-    torch.mm(X, X.t())
-    assert _core.watched_calls() == []
-
-
-def test_restore_ends_what_convert_asked_for() -> None:
-    hmp.restore()
-    hmp.convert()
-    torch.mm(X, X.t())
-    assert _core.watched_calls() == []
 
 
 @pytest.mark.parametrize("wrong", ["line", "", None, 3])

@@ -138,36 +138,6 @@ def test_a_module_that_only_runs_in_a_kept_ones_forward_is_not_kept_afterwards(c
     assert part(inputs()).dtype is BF16
 
 
-def test_a_copy_of_a_graph_module_has_the_kept_containers(converted: Converter) -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(8, 8))
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.block(x)
-
-    converted(bf16=["linear"])
-    made: Any = symbolic_trace(Outer())
-    hmp.keep(made.block)
-    assert [one(inputs()).dtype for one in (made, copy.copy(made), copy.deepcopy(made))] == [FP32] * 3
-
-
-def test_modules_that_compare_themselves_are_kept(converted: Converter) -> None:
-    class Compared(Part):
-        def __eq__(self, other: Any) -> bool:
-            return bool(self.proj.weight.sum() == other.proj.weight.sum())
-
-        __hash__ = None  # type: ignore[assignment]  # as Python does for a class with `__eq__`
-
-    model = nn.Sequential(nn.Sequential(Compared(), Compared()))
-    hmp.keep(model)
-    converted(bf16=["linear", "softmax"])
-    model.append(model[0])
-    part: Any = model[0]
-    assert precisions([part[0](inputs())]) == [KEPT]
-
-
 def test_restore_forgets_it_also_in_copies_and_files(converted: Converter) -> None:
     model = network()
     hmp.keep(model.layers[1])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import hmp
-from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.torch import module_paths
-from habana_mp.patches.torch.export import exported_programs
 from helpers.lists import Converter, write_list
 from helpers.steered import (
     BF16,
@@ -27,7 +23,6 @@ from helpers.steered import (
     FP32,
     LOWERED,
     STEERED,
-    Holder,
     Part,
     inputs,
     network,
@@ -143,17 +138,6 @@ def test_a_shared_module_follows_the_rules_of_the_path_of_its_call(converted: Co
     steer(converted, "every", model, "right.inner")
     called = WAYS[way](model)
     assert precisions(called(inputs())) == [LOWERED, LOWERED, LOWERED, STEERED["every"]]
-
-
-@pytest.mark.parametrize("how", [one for one in STEERED if one not in BY_PATH])
-@pytest.mark.parametrize("way", ["as it is", "copied", "functional_call", "exported", "compiled"])
-def test_a_shared_module_that_is_steered_itself_is_steered_wherever_it_is_called(
-    converted: Converter, how: str, way: str
-) -> None:
-    model = network()
-    steer(converted, how, model, "right.inner")
-    called = WAYS[way](model)
-    assert precisions(called(inputs())) == [LOWERED, LOWERED, STEERED[how], STEERED[how]]
 
 
 @every_way
@@ -298,15 +282,6 @@ def test_a_region_has_rules_of_its_own(converted: Converter, tmp_path: Any) -> N
     assert precisions(model(inputs())) == [(FP32, FP32), (BF16, FP32), (BF16, FP32), (BF16, FP32)]
 
 
-def test_a_region_alone_has_rules(tmp_path: Any) -> None:
-    model = network()
-    lower = write_list(tmp_path / "lower.txt", ["linear", "softmax"])
-    for _ in range(2):
-        with hmp.autocast("cpu", bf16_file_path=lower, rules={"* @ layers.1": "fp32"}):
-            assert precisions(model(inputs())) == [LOWERED, STEERED["every"], LOWERED, LOWERED]
-        hmp.restore()
-
-
 def test_regions_that_differ_in_rules_alone_are_two() -> None:
     model = network()
     for _ in range(2):
@@ -389,38 +364,6 @@ def test_disabled_casts_and_the_rules_of_state_go_before_rules_of_modules(conver
         assert precisions(model(inputs())) == [(FP32, FP32)] * 4
 
 
-def test_containers_are_a_part_of_the_path(converted: Converter) -> None:
-    model = nn.Sequential(nn.ModuleDict({"a": Holder(Part())})["a"], nn.Identity())
-    converted(bf16=["linear", "softmax"], rules={"* @ Sequential.0.*": "fp32"})
-    assert precisions([model(inputs())]) == [STEERED["every"]]
-
-
-def test_restore_leaves_no_hook_on_registrations(converted: Converter) -> None:
-    def hooks() -> int:
-        return len(torch.nn.modules.module._global_module_registration_hooks)
-
-    before, model = hooks(), network()
-    converted(bf16=["linear"], rules={"* @ layers.1": "fp32"})
-    model.layers[1](inputs())
-    assert hooks() == before + 1
-    hmp.restore()
-    assert hooks() == before
-    with hmp.watch("modules"):
-        model.layers[1](inputs())
-    assert hooks() == before
-
-
-def test_rule_sets_are_used_again(converted: Converter, tmp_path: Any) -> None:
-    importlib.import_module("torch._dynamo")  # with it, too many rule sets are warned of
-    model, lower = network(), write_list(tmp_path / "lower.txt", ["linear"])
-    for i in range(60):
-        converted(bf16=["linear"], rules={f"linear @ {'layers.1' if i % 2 else 'left'}": "fp32"})
-        hmp.keep(model.right)
-        with hmp.autocast("cpu", bf16_file_path=lower, rules={"linear @ layers.0": "fp32"}):
-            assert model(inputs())[0][0].dtype is FP32
-        assert model(inputs())[3][0].dtype is FP32
-
-
 class Sliced(nn.Module):
     """Takes a slice of its layers in each forward, as the models of transformers do."""
 
@@ -434,30 +377,6 @@ class Sliced(nn.Module):
         return x
 
 
-def _names_looked_for(call: Callable[[], object]) -> int:
-    """Returns how often Python looks for the name of a module during the call."""
-    found = []
-
-    def profile(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name == "module_name":
-            found.append(frame)
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(found)
-
-
-def test_a_slice_of_layers_makes_no_place_be_looked_for_again(converted: Converter) -> None:
-    model, x = Sliced(), torch.randn(2, 8)
-    converted(bf16=["linear"], rules={"linear @ layers.1": "fp32"})
-    assert _names_looked_for(lambda: model(x)) > 0
-    assert model(x).dtype is FP32
-    assert _names_looked_for(lambda: model(x)) == 0
-
-
 @pytest.mark.filterwarnings("ignore:.*has no effect")  # the pattern matches only later
 def test_a_slice_that_becomes_part_of_a_model_gives_its_layers_a_place_there(converted: Converter) -> None:
     model, x = Sliced(), torch.randn(2, 8)
@@ -469,39 +388,6 @@ def test_a_slice_that_becomes_part_of_a_model_gives_its_layers_a_place_there(con
     other.kept = taken
     assert taken[0](x).dtype is FP32
     assert model(x).dtype is BF16
-
-
-def _fails(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that does the same, and then finds no memory."""
-
-    def failing(*arguments: Any) -> Any:
-        function(*arguments)
-        raise MemoryError
-
-    return failing
-
-
-def test_a_convert_that_fails_while_the_rules_of_modules_begin_leaves_torch_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    code = nn.Module._call_impl.__code__
-    with monkeypatch.context() as patched:
-        patched.setattr(direct_calls, "begin", _fails(direct_calls.begin))
-        with pytest.raises(MemoryError):
-            hmp.convert(rules={"linear @ **": "fp32"})
-    assert nn.Module._call_impl.__code__ is code
-    assert not hmp.is_converted()
-
-
-def test_a_restore_that_fails_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = nn.Module._call_impl.__code__
-    hmp.convert(rules={"linear @ **": "fp32"})
-    with monkeypatch.context() as patched:
-        patched.setattr(exported_programs, "end", _fails(exported_programs.end))
-        with pytest.raises(MemoryError):
-            hmp.restore()
-    hmp.restore()
-    assert nn.Module._call_impl.__code__ is code
 
 
 def test_a_module_that_a_forward_makes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,12 +62,6 @@ def test_rules_of_a_convert_hold_in_a_module_that_ran_meanwhile(monkeypatch: pyt
     assert model(torch.ones(2, 8)).dtype is BF16
 
 
-def test_a_convert_without_rules_holds_in_a_module_that_ran_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model()
-    run_while_it_is_asked(monkeypatch, "class_names", "fp32", model, hmp.convert)
-    assert model(torch.ones(2, 8)).dtype is BF16
-
-
 def test_a_module_that_is_kept_while_it_runs_is_kept_in_its_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     run_while_it_is_asked(monkeypatch, "module_name", "bf16", model, lambda: hmp.keep(model))

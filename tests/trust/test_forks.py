@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.preloaded import TESTS, run_guarded
+from helpers.preloaded import run_guarded
 from helpers.processes import run_script
 
 HERE = Path(__file__).parent
@@ -57,10 +57,3 @@ print("done")
 def test_a_child_computes_on_one_team_of_threads_as_its_parent_does() -> None:
     done = run_script(THREADS)
     assert done.stdout.strip() == "done", done.stderr
-
-
-def test_the_benchmark_of_forked_processes_runs() -> None:
-    script = TESTS.parent / "benchmarks" / "forked.py"
-    done = run_guarded(None, script, "--small", "--rounds", "1", seconds=200)
-    assert done.returncode in (0, 1), done.stderr  # 1: the child was slower, as load can make it
-    assert "of the parent's" in done.stdout, done.stderr
