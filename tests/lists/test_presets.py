@@ -6,14 +6,11 @@ import json
 import warnings
 from pathlib import Path
 
-import pytest
-
 from habana_mp import HmpWarning, hmp, ops
 from habana_mp.policy import presets
 from habana_mp.policy.lists import DIRECTORY, read_list
 from helpers.each import each
 from helpers.lists import warned_by_convert, write_list
-from helpers.state_of_torch import assert_torch_is_restored
 
 MODEL_LISTS = json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8"))
 
@@ -52,12 +49,6 @@ def test_every_model_list_is_in_a_preset() -> None:
     }
     missing = [entry["model"] for entry in MODEL_LISTS if (entry["kind"], tuple(entry["ops"])) not in in_presets]
     assert missing == []
-
-
-def test_an_unknown_preset_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="hmp-default"):
-        hmp.convert(preset="nothing")
-    assert_torch_is_restored()
 
 
 def test_every_shipped_name_leads_to_torch_or_is_explained() -> None:

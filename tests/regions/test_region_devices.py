@@ -52,12 +52,6 @@ def test_a_device_that_torch_does_not_know_is_torchs_error() -> None:
         hmp.autocast("abacus")
 
 
-def test_a_device_type_must_be_a_string() -> None:
-    device: Any = torch.device("cpu")
-    with pytest.raises(ValueError, match="`device_type` must be a string"):
-        hmp.autocast(device)
-
-
 def test_a_device_without_lists_needs_a_preset() -> None:
     with pytest.raises(ValueError, match="`preset` must be given for 'mtia'"):
         hmp.autocast("mtia", BF16)
@@ -74,11 +68,6 @@ def test_a_dtype_must_be_one() -> None:
     wrong: Any = "bf61"
     with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 or torch\.float16; got 'bf61'"):
         hmp.autocast("cpu", wrong)
-
-
-def test_an_unknown_preset_is_an_error() -> None:
-    with pytest.raises(ValueError, match="`preset` must be one of"):
-        hmp.autocast("cpu", preset="abacus")
 
 
 @pytest.mark.parametrize("device", ["meta"])
@@ -142,13 +131,6 @@ def test_float16_on_xpu_is_for_inference_only() -> None:
         result = layer(X)  # as the documentation's example, without no_grad
     with pytest.raises(RuntimeError, match="float16 with the lists of xpu is for inference only"):
         result.sum().backward()
-
-
-def test_bfloat16_on_xpu_trains() -> None:
-    layer = torch.nn.Linear(8, 8)
-    with hmp.autocast("cpu", preset="xpu"):
-        layer(X).sum().backward()
-    assert layer.weight.grad is not None
 
 
 def test_float16_on_hpu_is_refused() -> None:

@@ -40,24 +40,12 @@ def test_converting_inside_a_region_leaves_the_region(converted: Converter) -> N
     assert (dtype_of_product(), torch.exp(X).dtype) == (FP32, BF16)
 
 
-def test_a_region_is_no_conversion() -> None:
-    with hmp.autocast("cpu"):
-        assert not hmp.is_converted()
-
-
 def test_restore_takes_out_what_regions_need_and_an_open_one_casts_nothing() -> None:
     with hmp.autocast("cpu"):
         hmp.restore()
         assert _core.installed_count() == 0
         assert dtype_of_product() is FP32
     assert dtype_of_product() is FP32
-
-
-def test_restore_inside_a_region_inside_a_disabled_region_of_torchs() -> None:
-    with torch.autocast("cpu", enabled=False), hmp.autocast("cpu"):
-        hmp.restore()
-    with hmp.autocast("cpu"):
-        assert dtype_of_product() is BF16
 
 
 def test_a_region_can_be_entered_again_after_restore() -> None:

@@ -120,7 +120,7 @@ def test_what_does_not_pay_is_not_packed() -> None:
     assert packed() == 0
 
 
-SHAPES = [(64, 64), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (2100, 2048)]
+SHAPES = [(30, 94), (130, 768), (768, 512), (64, 3000), (1, 2048), (2100, 2048)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

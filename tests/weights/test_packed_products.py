@@ -27,7 +27,7 @@ from helpers.packed import (
 from helpers.processor import Call
 from helpers.weights import packed
 
-SHAPES = [(64, 64), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048)]
+SHAPES = [(30, 94), (768, 512), (100, 1026), (1, 2048)]
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again"), needs_accelerator("packed")]
 
@@ -213,7 +213,7 @@ def test_whatever_a_measurement_decides_a_product_has_the_same_bits(shape: tuple
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            for name in ("torch.addmm", "torch.mm", "@", "@, of a view", "F.linear, of a view"):
+            for name in ("torch.addmm", "@, of a view", "F.linear, of a view"):
                 layer = Weighted(PRODUCTS[name], shape)
                 with torch.no_grad():
                     for rows in (1, 1, 1, 1, 1, 1, 2, 3, 1, 7, 64, 1, 133):

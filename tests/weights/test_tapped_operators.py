@@ -76,10 +76,6 @@ def _scripted_of_list(values: list[torch.Tensor]) -> torch.Tensor:
     return values[0].data
 
 
-def _scripted_of_deep_list(values: list[list[list[torch.Tensor]]]) -> torch.Tensor:
-    return values[0][0][0].data
-
-
 class Holder:
     def __init__(self, held: torch.Tensor) -> None:
         self.held = held
@@ -128,7 +124,6 @@ ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "data in a script that gets a list of scripts": lambda w: torch.jit.script(_scripted_of_list)(
         torch.jit.script([w])
     ),
-    "data in a script that gets a deep list": lambda w: torch.jit.script(_scripted_of_deep_list)([[[w]]]),
     "data in a script that gets an object": lambda w: torch.jit.script(_scripted_of_object)(_HOLDER(w)),
 }
 
