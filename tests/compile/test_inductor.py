@@ -1,10 +1,9 @@
-"""Code that Inductor generates: casts once, frozen weights, training, packages."""
+"""Code that Inductor generates: casts once, frozen weights."""
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,18 +123,3 @@ def test_frozen_weights_are_cast_and_packed_once_as_under_autocast() -> None:
     assert (operations, to_constants) == expected
     assert to_constants
     assert not [name for name in to_constants if "convert_element_type" in name]
-
-
-@needs_compiler
-def test_an_ahead_of_time_compiled_package_keeps_its_casts(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    with torch.no_grad():
-        hmp.convert()
-        expected = model(N)
-        program = torch.export.export(model, (M,))
-        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-        loaded = torch._inductor.aoti_load_package(path)
-        assert_close(loaded(N), expected)
-        hmp.restore()
-        assert_close(loaded(N), expected)

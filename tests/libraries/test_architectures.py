@@ -12,7 +12,7 @@ from habana_mp import hmp
 
 SAMPLE = {
     "causal": "llama gpt2 bloom mamba2 mixtral jamba qwen3_next gpt_oss",
-    "masked": "bert deberta longformer funnel",
+    "masked": "bert deberta fnet",
     "sequence": "albert reformer perceiver",
     "seq2seq": "t5 bart",
     "image": "vit swin resnet",

@@ -15,13 +15,13 @@ from habana_mp import hmp
 
 FP32 = torch.float32
 torch.manual_seed(0)
-X = torch.randn(64, 3)
+X = torch.randn(16, 3)
 
 
 def trained(loss_of: Any) -> tuple[float, int, torch.Tensor]:
     """A loss, how often the network was asked for it and its gradient, and the gradient."""
     torch.manual_seed(0)
-    flow = zuko.flows.CNF(3, hidden_features=(32, 32))
+    flow = zuko.flows.CNF(3, hidden_features=(16,))
     asked = 0
 
     def count(*_: Any) -> None:

@@ -191,8 +191,7 @@ def test_compiled_code_does_not_cast_an_operator_again(converted: Converter, bac
 
 
 @pytest.mark.parametrize("way", ["convert", "region"])
-@pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, backend: str, way: str) -> None:
+def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, way: str) -> None:
     def train(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with hmp.autocast("cpu", preset="torch-cpu") if way == "region" else contextlib.nullcontext():
             result = compiled(x, y) + 1
@@ -200,7 +199,7 @@ def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, 
         assert x.grad is not None
         return result, x.grad
 
-    compiled = torch.compile(lambda x, y: product(x, y) + 1, backend=backend, fullgraph=True)
+    compiled = torch.compile(lambda x, y: product(x, y) + 1, backend="aot_eager", fullgraph=True)
     expected = train(M.clone().requires_grad_(), N)
     if way == "convert":
         converted(bf16=["matmul"])

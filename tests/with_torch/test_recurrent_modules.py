@@ -100,7 +100,7 @@ def test_gradients_over_many_steps_are_summed_in_float32(converted: Converter, n
     module, _, _ = recurrent(name)
     if "leaves" in how:
         module = nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
-    x = torch.randn(1500, 4, 8)
+    x = torch.randn(500, 4, 8)
 
     def gradients() -> list[torch.Tensor]:
         module.zero_grad()
