@@ -61,17 +61,16 @@ def test_a_library_that_asks_is_told_that_there_is_none(tmp_path: Path) -> None:
 def test_libraries_answer_as_they_do_without_it() -> None:
     code = """
         import transformers.utils.import_utils as of_transformers, accelerate.utils.imports as of_accelerate
-        import accelerate, pytorch_lightning, torch
+        import accelerate, torch
         from lightning_utilities.core.imports import module_available, package_available
         print(of_transformers.is_torch_hpu_available(), of_accelerate.is_hpu_available())
         print(of_transformers._is_package_available("habana_frameworks"), of_accelerate.is_habana_gaudi1())
         print(accelerate.PartialState().device)
         print(torch.gather is torch._C._VariableFunctions.gather)  # where there is an HPU, it is exchanged
         print(module_available("habana_frameworks"), package_available("habana_frameworks"))
-        print(type(pytorch_lightning.Trainer(logger=False, barebones=True).accelerator).__name__)
         """
     without = gaudi(code, on="")
-    assert (without[0], *without[-2:]) == ("False False", "False False", "CPUAccelerator")
+    assert (without[0], without[-1]) == ("False False", "False False")
     imported = "import habana_mp.gaudi\nimport habana_frameworks.torch.core, torch\nassert torch.hpu.is_available()\n"
     assert gaudi(code, on=imported) == without
 

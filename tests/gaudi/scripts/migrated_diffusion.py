@@ -83,7 +83,7 @@ def main() -> None:
     scaler = torch.cuda.amp.GradScaler(enabled=args.amp)
     losses = []
     torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(120):
+    for _ in range(80):
         time = torch.randint(0, STEPS, (len(data),), device=device)
         noise = torch.randn_like(data)
         level = alphas[time][:, None, None, None]
