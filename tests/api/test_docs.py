@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.each import each
-from helpers.processes import run_script
+from helpers.processes import python
 
 ROOT = Path(__file__).parents[2]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
@@ -82,7 +82,7 @@ def test_python_in_the_documentation_runs_by_itself_and_prints_what_it_says(name
     for script, (code, _) in zip(scripts, blocks, strict=True):
         script.parent.mkdir()
         script.write_text(code, "utf-8")
-    done = run_script(EACH_IN_A_PROCESS, *map(str, scripts))
+    done = python("-c", EACH_IN_A_PROCESS, *map(str, scripts), with_dynamo=True)
     assert done.returncode == 0, done.stderr
     for script, (code, output) in zip(scripts, blocks, strict=True):
         expected = promised(code, output or None)

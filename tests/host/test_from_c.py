@@ -69,7 +69,7 @@ def test_an_exception_of_cpp_becomes_one_of_python(tmp_path: Path) -> None:
     (tmp_path / "throws.cpp").write_text(_MODULE, "utf-8")
     compiler = os.environ.get("CXX", "g++").split()
     includes = [sysconfig.get_path("include"), pybind11.get_include(), str(SOURCES)]
-    flags = ["-std=c++20", "-O1", "-fvisibility=hidden", "-shared", "-fPIC", *(f"-I{one}" for one in includes)]
+    flags = ["-std=c++20", "-O0", "-fvisibility=hidden", "-shared", "-fPIC", *(f"-I{one}" for one in includes)]
     built = [*compiler, *flags, "throws.cpp", str(SOURCES / "from_c.cpp"), "-o", "throws.so"]
     subprocess.run(built, cwd=tmp_path, check=True, timeout=300)
     run = subprocess.run(

@@ -17,12 +17,12 @@ def test_a_child_forked_beside_busy_threads_computes_what_its_parent_does() -> N
 
 
 def test_a_weight_whose_cast_another_thread_makes_is_cached_again_in_a_child() -> None:
-    done = run_guarded(None, FORKS, "kept-weight", "--rounds", "12", seconds=100)
+    done = run_guarded(None, FORKS, "kept-weight", "--rounds", "6", seconds=100)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_child_forked_while_another_thread_converts_converts_as_well() -> None:
-    done = run_guarded(None, FORKS, "conversions", "--rounds", "8", seconds=100)
+    done = run_guarded(None, FORKS, "conversions", "--rounds", "4", seconds=100)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -164,4 +164,4 @@ def test_an_interrupt_leaves_torch_as_it_was_or_converted_whole(interrupt: Calla
     first()
     second()  # what is done once in a process is done
     hmp.restore()
-    interrupt(14)
+    interrupt(9)
