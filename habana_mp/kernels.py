@@ -35,7 +35,7 @@ def to_float32(array: Array, out: Array | None = None, threads: int | None = Non
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
         out: The array for the result: float32, of the same shape, of any strides. It must not overlap `array`.
-        threads: The most threads to use; by default all of the machine's. Small arrays need only one.
+        threads: The most of torch's threads to use; by default all. Small arrays need only one.
 
     Returns:
         `out`, or a new C-contiguous array.
@@ -49,7 +49,7 @@ def to_float16(array: Array, out: Array | None = None, threads: int | None = Non
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
         out: The array for the result: float16, of the same shape, of any strides. It must not overlap `array`.
-        threads: The most threads to use; by default all of the machine's. Small arrays need only one.
+        threads: The most of torch's threads to use; by default all. Small arrays need only one.
 
     Returns:
         `out`, or a new C-contiguous array.
@@ -64,7 +64,7 @@ def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = No
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
         out: The array for the result: bfloat16, or uint16 for its bits, of the same shape, of any strides. It must not
             overlap `array`.
-        threads: The most threads to use; by default all of the machine's. Small arrays need only one.
+        threads: The most of torch's threads to use; by default all. Small arrays need only one.
 
     Returns:
         `out`, or a new C-contiguous array.

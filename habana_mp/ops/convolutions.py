@@ -1,9 +1,9 @@
 """Convolutions, and those that the CPU library gets wrong in bfloat16.
 
-This was seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too. The result, or a gradient if autograd
-tracks one, is uninitialized memory, or the library writes outside its buffers. Such a convolution runs in float32 (rule
-8). ``tests/test_convolutions.py`` searches for further cases, and finds more of them between guard pages
-(``tests/sanitize/run.sh pages``).
+This was seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16 and AMX, in plain torch too. The result, or a gradient if
+autograd tracks one, is uninitialized memory, or the library writes outside its buffers. Such a convolution runs in
+float32 (rule 8). ``tests/rules/test_convolutions.py`` searches for further cases, and finds more of them between guard
+pages (``tests/sanitize/run.sh pages``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ _Numbers = int | Sequence[int]
 #: With fewer input channels than this, the library uses its code for images of few colours.
 _CHANNELS_OF_A_BLOCK = 16
 
+#: With fewer input channels than this, the library's code for AMX puts several positions of a row into a block.
+_FEW_CHANNELS = 32
+_BLOCK = 32
+#: Shorter rows of a kernel were right: in such blocks, and where a padded result is one position wide.
+_SHORTEST_ROW, _LONG_ROW = 4, 8
+
 
 def _has_wrong_result(
     weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
     """True if the library gets the result of a convolution of images of these sizes wrong. This was seen with images in
-    channels-last order, which a packed weight uses too. There are four cases:
+    channels-last order, which a packed weight uses too. There are six cases:
 
+    - With AMX: there are few input channels, and a row of the kernel, over all channels, fills blocks of the tiles.
+    - With AMX: the result is one position wide, with a stride, without padding or of a long kernel.
     - The last position of the kernel in a row ends where it would in an image without padding: the padding that the
       library counts on the right cancels the padding that it counts on the left (from a padding of 3 on).
     - The stride is larger than the width of the images, or equal to it without padding.
@@ -37,18 +45,20 @@ def _has_wrong_result(
     """
     kernel = weight.shape[2:]
     width, step = sizes[-1], stride[-1]
+    fills_blocks = 1 < weight.shape[1] < _FEW_CHANNELS and weight.shape[1] * kernel[-1] % _BLOCK == 0
+    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1:
+        return True
     if weight.shape[1] == 1 and len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
         return True
     if len(kernel) == 1 or step == 1:
         return False
     if stride[-2] == 1 and weight.shape[1] == 1:
         return True
-    beside = padding[-1]
-    if width < step or (width == step and beside == 0):
+    beside, reach = padding[-1], _reach(kernel, dilation)[-1]
+    is_one_position = width + 2 * beside - reach < step
+    if width < step or (width == step and beside == 0) or (is_one_position and (beside == 0 or reach >= _LONG_ROW)):
         return True
-    return (
-        beside != 0 and step > 2 * beside and (width + 2 * beside - _reach(kernel, dilation)[-1]) % step == 2 * beside
-    )
+    return beside != 0 and step > 2 * beside and (width + 2 * beside - reach) % step == 2 * beside
 
 
 def _has_wrong_gradient(

@@ -53,6 +53,15 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
+// True if the weight of a convolution, its second argument, has 32 input channels or more.
+bool has_many_channels(const Arguments& arguments) {
+  static PyObject* const name = interned("weight");
+  PyObject* weight = find_argument(arguments, 1, name);
+  DLTensor view;
+  return weight != nullptr && host::is_plain_tensor(weight) && host::view_of(weight, view) && view.ndim > 1 &&
+         view.shape[1] >= 32;
+}
+
 // True if no tensor is in a lower precision, and no Parameter is combined with a tensor that has dimensions and is no
 // Parameter, as an activation is.
 bool is_of_float32_alone(const Arguments& arguments) {
@@ -170,7 +179,9 @@ bool Facts::first_input_is_a_number() const {
   return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);
 }
 
-bool Facts::has_only_unit_stride() const { return has_unit_stride(arguments); }
+bool Facts::has_unit_stride_and_many_channels() const {
+  return has_unit_stride(arguments) && has_many_channels(arguments);
+}
 
 bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
 

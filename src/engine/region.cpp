@@ -111,7 +111,7 @@ void write_region_dtype(std::uint64_t to) noexcept {
     return;
   }
   setting_region_device = true;
-  const AutocastRegion entering = thread_state.entering;  // these calls are watched, and the watch changes it
+  const AutocastRegion entering = thread_state.entering;  // these calls are tapped, and the tap changes it
   switch_region_device(to != 0);
   call_with_device(region_device.set_autocast_dtype,
                    PyTuple_GET_ITEM(region_device.dtypes, static_cast<Py_ssize_t>(to)));

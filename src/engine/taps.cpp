@@ -267,7 +267,7 @@ host::TappedData data;
 // A float32 weight that gets lowered data this way would lose its precision although the user wrote no cast.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   weights::tensor_escapes(self);
-  if (value != nullptr) weights::tensor_escapes(value);
+  if (value != nullptr) weights::tensor_is_aliased(value, self);
   // This comes before the assignment: the warning may be an error, and the value may have been computed from this
   // tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);

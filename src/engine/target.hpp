@@ -50,7 +50,7 @@ struct Target : host::Callable {
   bool in_policy = false;    // named by convert's policy
   bool in_regions = false;   // named by a region that was entered
   bool is_observed = false;  // the watch sees its calls, with or without a rule
-  bool is_writer = false;    // the object is one of the watched writers (see watched.hpp)
+  bool is_writer = false;    // the object is one of the tapped writers (taps.hpp)
 };
 
 // The targets by index; null beyond the last. The stubs in slots.cpp know their index at compile time.

@@ -99,12 +99,9 @@ void use_team(const Team& team) noexcept {
 
 void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body body, const void* context) noexcept {
   const std::size_t pieces = (count + grain - 1) / grain;
-  const auto used = static_cast<unsigned>(std::min<std::size_t>({threads, pieces, most_threads}));
+  const std::size_t in_team = has_team() ? static_cast<std::size_t>(std::max(1, team_in_use.size())) : 1;
+  const auto used = static_cast<unsigned>(std::min<std::size_t>({threads, pieces, in_team, most_threads}));
   if (used <= 1) {
-    body(context, 0, count);
-    return;
-  }
-  if (!has_team() || static_cast<int>(used) > team_in_use.size()) {
     body(context, 0, count);
     return;
   }

@@ -31,10 +31,10 @@ bool has_team() noexcept;
 // False in a child whose thread may have inherited a team without its threads, or if the fork handlers are missing.
 bool may_use_team() noexcept;
 
-// Calls `body` over [0, count), in pieces of a multiple of `grain` elements (the last one may be shorter), on at most
+// Calls `body` over [0, count), in pieces of `grain` elements (the last one may be shorter), on at most
 // `threads` threads including the calling one. As long as the threads keep pace, each one takes the same pieces in
-// every call, so that its caches stay useful. Without a team of that many threads, the calling thread runs the whole
-// loop. Safe after fork; never throws.
+// every call, so that its caches stay useful. Without a team, the calling thread runs the whole loop. Safe after fork;
+// never throws.
 void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body body, const void* context) noexcept;
 
 }  // namespace habana_mp::kernels

@@ -15,7 +15,7 @@ CastMemory cast_memory;
 namespace {
 
 // Below this many elements the kernels never use a second thread, so torch's number of threads is not needed.
-constexpr std::int64_t parallel_from = 1 << 16;
+constexpr std::int64_t parallel_from = 1 << 15;
 
 NeverDestroyed<Owned> recorded_cast;
 

@@ -1,7 +1,6 @@
 // The calls that are under way in a thread: a list from the innermost one outwards.
 //
-// Calls may end in any order, as code that takes turns in a thread (greenlets) does. So each entry is allocated on the
-// heap and can leave its list at any time.
+// An entry is allocated on the heap and can leave its list at any time: a block that was deferred may end in any order.
 #pragma once
 
 namespace habana_mp::watch {

@@ -398,6 +398,7 @@ void doubt_all() noexcept {
 
 void doubt_while_alive(const char* storage, PyObject* alias) {
   for_storage(storage, [alias](Entry& entry) {
+    if (entry.weight == alias) return;
     Owned reference(PyWeakref_NewRef(alias, nullptr));
     if (!reference) throw std::bad_alloc();
     entry.aliases.push_back(std::move(reference));

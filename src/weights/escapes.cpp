@@ -79,7 +79,9 @@ PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   arguments_escape(&self, 1);
   arguments_escape(PySequence_Fast_ITEMS(arguments), PyTuple_GET_SIZE(arguments));
   if (keywords != nullptr) arguments_escape(&keywords, 1);
-  return set.call(self, arguments, keywords);
+  PyObject* result = set.call(self, arguments, keywords);
+  if (result != nullptr) tensor_is_aliased(self, self);
+  return result;
 }
 
 // In inference mode Tensor.view(dtype) makes a tensor that does not share the version counter.
@@ -92,8 +94,7 @@ PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 
 PyObject* data_getter_stub(PyObject* self, void* closure) {
   Owned alias(data.read(self, closure));
-  const char* storage = storage_in_cache(self);
-  if (alias && storage != nullptr) doubt_while_alive(storage, alias.get());
+  if (alias) tensor_is_aliased(self, alias.get());
   return alias.release();
 }
 
@@ -251,6 +252,10 @@ void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept {
 }
 
 void tensor_escapes(PyObject* tensor) noexcept { doubt(storage_in_cache(tensor)); }
+
+void tensor_is_aliased(PyObject* tensor, PyObject* alias) {
+  if (const char* storage = storage_in_cache(tensor)) doubt_while_alive(storage, alias);
+}
 
 void tensor_is_lent(PyObject* tensor) noexcept { lend(storage_in_cache(tensor)); }
 

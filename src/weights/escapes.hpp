@@ -17,6 +17,8 @@ void untap_escapes() noexcept;
 
 // The casts of this tensor are made again, if it is a weight: code gets access to its memory, or writes to it.
 void tensor_escapes(PyObject* tensor) noexcept;
+// The same, for as long as `alias` lives: it gets the tensor's memory, and has a version counter of its own.
+void tensor_is_aliased(PyObject* tensor, PyObject* alias);
 // The same, for as long as NumPy or DLPack may have its memory.
 void tensor_is_lent(PyObject* tensor) noexcept;
 // The same as `tensor_escapes` for the arguments of a function that writes without a new version, and for what lists

@@ -61,6 +61,9 @@ WRONG_RESULTS: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], di
         (3, 3, 3),
         {"stride": (2, 1, 1), "padding": (2, 1, 1), "channels": 4, "groups": 4},
     ),
+    "few channels that fill blocks": (F.conv2d, (5, 40), (1, 4), {"stride": (1, 4), "channels": 16}),
+    "few channels that fill blocks, without a stride": (F.conv2d, (3, 22), (1, 16), {"channels": 8}),
+    "a result of one position": (F.conv2d, (7, 15), (3, 15), {"stride": (1, 11), "channels": 6}),
     "one colour": (F.conv2d, (10, 10), (7, 7), {"stride": (1, 5), "channels": 1}),
     "of volumes": (F.conv3d, (3, 3, 12), (3, 3, 3), {"args": (None, (1, 1, 9), (1, 1, 3))}),
 }
@@ -68,6 +71,7 @@ WRONG_RESULTS: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], di
 WRONG_OF_IMAGES: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "a result as wide as the stride": (F.conv_transpose2d, (3, 1), (2, 4), {"stride": (2, 4)}),
     "a result as wide as the stride, deeper": (F.conv_transpose2d, (5, 1), (5, 6), {"stride": (2, 6)}),
+    "few channels that fill blocks": (F.conv_transpose2d, (2, 8), (1, 8), {"stride": (1, 4)}),
     "a result that ends where it would without padding": (
         F.conv_transpose2d,
         (5, 2),

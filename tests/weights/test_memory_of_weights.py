@@ -286,3 +286,24 @@ def test_whoever_is_told_that_a_cast_goes_may_keep_another() -> None:
     assert kept().weights == 800
     others.clear()
     assert kept().weights == 0
+
+
+@pytest.mark.parametrize("way", ["other.data", "set_"])
+def test_a_tensor_that_gets_a_weights_memory_is_an_alias_although_others_hold_the_counter(
+    converted: Converter, way: str
+) -> None:
+    converted(bf16=["linear"])
+    layer, x = torch.nn.Linear(256, 256, bias=False), torch.ones(1, 256)
+    held = layer.state_dict()  # it holds the version counter, and soon not the memory
+    layer.weight.data = layer.weight.detach().clone()
+    with torch.no_grad():
+        layer(x)
+        if way == "set_":
+            other = torch.empty(0).set_(layer.weight.data)
+        else:
+            other = torch.empty(1)
+            other.data = layer.weight
+        layer(x)
+        other[100:105] = 0
+        assert torch.equal(layer(x)[0, 100:105], torch.zeros(5, dtype=torch.bfloat16))
+    assert held
