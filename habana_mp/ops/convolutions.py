@@ -45,8 +45,10 @@ def _has_wrong_result(
     """
     kernel = weight.shape[2:]
     width, step = sizes[-1], stride[-1]
+    beside, reach = padding[-1], _reach(kernel, dilation)[-1]
+    is_one_position = width + 2 * beside - reach < step
     fills_blocks = 1 < weight.shape[1] < _FEW_CHANNELS and weight.shape[1] * kernel[-1] % _BLOCK == 0
-    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1:
+    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1 and not is_one_position:
         return True
     if weight.shape[1] == 1 and len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
         return True
@@ -54,8 +56,6 @@ def _has_wrong_result(
         return False
     if stride[-2] == 1 and weight.shape[1] == 1:
         return True
-    beside, reach = padding[-1], _reach(kernel, dilation)[-1]
-    is_one_position = width + 2 * beside - reach < step
     if width < step or (width == step and beside == 0) or (is_one_position and (beside == 0 or reach >= _LONG_ROW)):
         return True
     return beside != 0 and step > 2 * beside and (width + 2 * beside - reach) % step == 2 * beside
