@@ -127,8 +127,8 @@ def mixtures(op: Any, limit: int) -> Iterator[tuple[Call, Call]]:
     """Yields calls in float32, and the same calls with alternating bfloat16 and float32 inputs, each of the two first
     once.
 
-    Running statistics and similar buffers stay in float32, as in a model. Convolutions that torch gets wrong (rule 8) are
-    left out.
+    Running statistics and similar buffers stay in float32, as in a model. Convolutions that torch gets wrong (rule 8)
+    are left out.
     """
     castable = castable_of(op)
     row = ops.rows().get(operation_of(op) or "")
