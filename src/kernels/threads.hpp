@@ -18,7 +18,7 @@ struct Team {
   // Null if the runtime has no such function.
   int (*pause)(int kind);
 };
-// Makes the team run all later loops that need no more threads than it has.
+// Makes the team run all later loops.
 //
 // A forked child has none of the threads of its parent's team, and a loop would wait for them for ever. So the team of
 // the thread that forks is ended before the fork, and the child starts a new team, which also runs torch's loops. If
