@@ -101,7 +101,7 @@ class Operation(NamedTuple):
     """True for a call whose result or gradient torch gets wrong in bfloat16. It runs in float32 (rule 8)."""
 
     wrong_if_strided: bool = False
-    """True if only a stride other than 1, or fewer than 32 input channels, can make it wrong."""
+    """True if only a stride other than 1, or a kernel with few input channels and long rows, can make it wrong."""
 
     # ---- operations that torch computes as one, while lists name their parts ----------------------------------------
 

@@ -53,13 +53,13 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// True if the weight of a convolution, its second argument, has 32 input channels or more.
-bool has_many_channels(const Arguments& arguments) {
+// True if the weight of a convolution, its second argument, has 32 input channels or more, or rows shorter than 4.
+bool has_many_channels_or_short_rows(const Arguments& arguments) {
   static PyObject* const name = interned("weight");
   PyObject* weight = find_argument(arguments, 1, name);
   DLTensor view;
   return weight != nullptr && host::is_plain_tensor(weight) && host::view_of(weight, view) && view.ndim > 1 &&
-         view.shape[1] >= 32;
+         (view.shape[1] >= 32 || view.shape[view.ndim - 1] < 4);
 }
 
 // True if no tensor is in a lower precision, and no Parameter is combined with a tensor that has dimensions and is no
@@ -179,8 +179,8 @@ bool Facts::first_input_is_a_number() const {
   return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);
 }
 
-bool Facts::has_unit_stride_and_many_channels() const {
-  return has_unit_stride(arguments) && has_many_channels(arguments);
+bool Facts::is_common_convolution() const {
+  return has_unit_stride(arguments) && has_many_channels_or_short_rows(arguments);
 }
 
 bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }

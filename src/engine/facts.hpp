@@ -33,7 +33,7 @@ struct Facts : Call {
   [[nodiscard]] Answer makes_product() const { return answer_of(rule.conditions.makes_product, Answer::yes); }
   [[nodiscard]] Answer is_fused() const { return answer_of(rule.conditions.is_fused); }
   [[nodiscard]] Answer wrong_in_bf16() const {
-    if (rule.wrong_if_strided && has_unit_stride_and_many_channels()) return Answer::no;
+    if (rule.wrong_if_strided && is_common_convolution()) return Answer::no;
     return answer_of(rule.conditions.wrong_in_bf16);
   }
   [[nodiscard]] bool may_add_up() const { return rule.conditions.adds_up != nullptr; }
@@ -55,7 +55,7 @@ struct Facts : Call {
   [[nodiscard]] Answer answer_of(PyObject* condition, Answer otherwise = Answer::no) const {
     return condition == nullptr ? otherwise : ask(condition, arguments);
   }
-  [[nodiscard]] bool has_unit_stride_and_many_channels() const;
+  [[nodiscard]] bool is_common_convolution() const;
 };
 
 // Returns the lower precision of the state that a call updates besides its first input: statistics of a model whose

@@ -40,7 +40,7 @@ enum class Action : std::uint8_t {
   TRAIT(products_inside)                                                                                            \
   /* A failed call may already have written into an argument, so it is not made again. */                           \
   TRAIT(is_not_repeated)                                                                                            \
-  /* Only a stride other than 1, or few input channels, can make a call wrong in bfloat16. */                       \
+  /* Only a stride other than 1, or few input channels with long rows, can make a call wrong. */                    \
   TRAIT(wrong_if_strided)                                                                                           \
   /* It writes into a given result without incrementing the version counter. */                                     \
   TRAIT(counts_no_version)                                                                                          \
