@@ -39,13 +39,13 @@ struct Entry {
   Owned holder;                        // holds the cast in C++ as well (host::make_holder), or null
   Layout layout = Layout::plain;
   Kind to = Kind::bf16;
-  Snapshot snapshot;              // of the weight, before the cast was made
-  std::uint32_t doubts = 1;       // how often code may have changed the weight without its version
-  std::uint32_t settled = 0;      // the doubts before the cast was made
-  std::uint32_t attempts = 0;     // how often a thread has begun to make the cast
-  bool is_lent = false;           // NumPy or DLPack may have its memory, until the weight owns it alone again
-  std::vector<Owned> aliases;     // weak references to tensors that have its memory and a version counter of their own
-  Refusal refusal{};              // the reason for the last refusal
+  Snapshot snapshot;           // of the weight, before the cast was made
+  std::uint32_t doubts = 1;    // how often code may have changed the weight without its version
+  std::uint32_t settled = 0;   // the doubts before the cast was made
+  std::uint32_t attempts = 0;  // how often a thread has begun to make the cast
+  bool is_lent = false;        // NumPy or DLPack may have its memory, until the weight owns it alone again
+  std::vector<Owned> aliases;  // weak references to tensors that have its memory and a version counter of their own
+  Refusal refusal{};           // the reason for the last refusal
   std::uint32_t untracked_uses = 0;     // uses in a row that autograd did not track
   std::uint32_t uses_without_pack = 0;  // such uses for which the packed form was of no use
   std::uint32_t probed = 0;  // convolutions with reordered images that were tried, and failed trials of panels
