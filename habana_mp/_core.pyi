@@ -204,7 +204,7 @@ def set_watch(
     passed_over: tuple[str, ...],
     compilers: tuple[str, ...],
     call_impl_code: types.CodeType | None,
-    names: Callable[[Any, list[Any]], tuple[int, str, str, int]],
+    names: Callable[[Any, list[Any]], tuple[int, str, str]],
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
     /,
 ) -> None:
@@ -239,17 +239,19 @@ def watched_events() -> list[tuple[int, str | None, int, int, int]]:
 def watch_sizes() -> dict[str, int]:
     """Returns how many ``codes``, ``places``, ``modules`` and ``records`` the watch holds. For tests."""
 
-def running_place() -> int:
-    """Returns a number for the module whose forward runs here and the precision in which it is kept, or -1. For code
-    that is handed over to run later."""
+class RunningModule:
+    """A module that runs within certain others."""
+
+def running_module() -> RunningModule | None:
+    """Returns the module whose forward runs here. For code that is handed over to run later."""
 
 class Block:
-    """Runs code as a part of the module at this place, in which it was handed over, until ``leave``."""
+    """Runs code as a part of the module in which it was handed over, until ``leave``."""
 
-    def __init__(self, place: int) -> None: ...
+    def __init__(self, module: RunningModule) -> None: ...
     def leave(self) -> None: ...
 
-def set_module_names(names: Callable[[Any, list[Any]], tuple[int, str, str, int]], /) -> None:
+def set_module_names(names: Callable[[Any, list[Any]], tuple[int, str, str]], /) -> None:
     """Sets the function that finds the place of a module among the modules around it."""
 
 def forget_module_names() -> None:
@@ -411,10 +413,10 @@ def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]
     from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
     apply them."""
 
-def put_rules_in_modules(call_impl: Any, answering: Any, resolver: Callable[[list[Any], int, int], int], /) -> None:
-    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called at a path,
-    with the objects of the module and of those around it, from the innermost outwards, the number of the lists, and the
-    number of the precision in which it is kept. It returns the number of a rule set, or 0."""
+def put_rules_in_modules(call_impl: Any, answering: Any, resolver: Callable[[list[Any], int], int], /) -> None:
+    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called within
+    certain others, with the objects of the module and of those around it, from the innermost outwards, and the number
+    of the lists. It returns the number of a rule set, or 0."""
 
 def take_rules_out_of_modules() -> None: ...
 

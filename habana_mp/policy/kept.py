@@ -10,11 +10,8 @@ import torch
 #: The attribute of a module, or of its class, that says in which precision it is kept.
 ATTRIBUTE = "_habana_mp_kept"
 
-#: The precisions by their number for the core; 0 stands for a module that is not kept.
-KEPT_IN = ("", "fp32", "bf16", "fp16")
-
-#: The number of a module whose casts were made when it was exported: the lists decide nothing in it.
-AS_EXPORTED = len(KEPT_IN)
+#: The precision of a module whose casts were made when it was exported: the lists decide nothing in it.
+AS_EXPORTED = "as exported"
 
 
 class _State:
@@ -81,11 +78,6 @@ def precision_kept_in(module: object) -> str | None:
     if not isinstance(value, Kept) or value.generation != _State.generation:
         return None
     return value.precision
-
-
-def number_kept_in(module: object) -> int:
-    """Returns the number of that precision, or 0."""
-    return KEPT_IN.index(precision_kept_in(module) or "")
 
 
 def are_there_kept() -> bool:

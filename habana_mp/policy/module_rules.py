@@ -79,8 +79,25 @@ class ModuleRules:
         """Returns the patterns that match one of these paths."""
         return {self.rules[number].listed.pattern for number in self.match(paths, class_names).patterns}
 
-    def chosen(self, match: Match) -> dict[str, tuple[str, Listed]]:
-        """Returns what the matching lines say of each operation."""
+    def decided(self, matches: Iterable[Match]) -> tuple[dict[str, tuple[str, Listed]], set[Listed]]:
+        """Returns what the matching lines say of each operation, and the lines that other models contradict. There is
+        a match for each model that holds the module; where they disagree, an operation runs in float32."""
+        first, *others = map(self._chosen, matches)
+        disputed: set[Listed] = set()
+        for other in others:
+            for operation in first.keys() | other.keys():
+                said = [one[operation] for one in (first, other) if operation in one]
+                if len(said) == 1 or said[0][0] != said[1][0]:
+                    disputed.update(line for _, line in said)
+                    first[operation] = "fp32", said[0][1]
+        return first, disputed
+
+    def lines_about(self, operation: str) -> list[tuple[str, Listed]]:
+        """Returns all lines that mean an operation, and their precisions."""
+        meant = (one for one in self.rules if any(operation == name for name, _ in self._meant(one)))
+        return [(one.precision, one.listed) for one in meant]
+
+    def _chosen(self, match: Match) -> dict[str, tuple[str, Listed]]:
         best: dict[str, tuple[tuple[int, bool, int, bool], ModuleRule]] = {}
         for number in sorted(match.patterns):
             rule = self.rules[number]

@@ -11,7 +11,7 @@ import torch
 from habana_mp import _core, ops
 from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import module_paths
-from habana_mp.policy.kept import precision_kept_in
+from habana_mp.policy.kept import AS_EXPORTED
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.module_rules import KEPT, kept_operations
 from habana_mp.policy.names import operations_of
@@ -107,11 +107,12 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
         raise TypeError(f"`module` must be a module or its path; got {type(module).__name__}: {module!r}")
     policy = _policy_here()
     meant = _operation_meant(operation)
-    paths, class_names, kept, shown = _place(module)
+    shown, places, kept = _where(module)
     if policy is None:
         return Explanation(meant, shown, "unchanged", "off")
-    match = policy.module_rules.match(paths, class_names) if shown else None
-    chosen = {} if match is None else policy.module_rules.chosen(match)
+    rules = policy.module_rules
+    matches = [rules.match(paths, class_names) for paths, class_names in places]
+    chosen = rules.decided(matches)[0] if matches else {}
     if kept is not None:
         chosen = dict(kept_operations(kept))
     ruling = (policy.rulings_with(chosen) if policy.rulings_with else {}).get(meant) or ruling_without_list(meant)
@@ -159,56 +160,58 @@ def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] 
     )
 
 
-def _place(module: str | torch.nn.Module) -> tuple[Iterable[Path], tuple[str, ...], str | None, str]:
-    """Returns the paths of a module, the names of the outermost module's class, the precision in which the module or
-    one around it is kept, and its path in words."""
+#: The paths of a module in an outermost module, and the names of that one's class.
+_Places = list[tuple[Iterable[Path], tuple[str, ...]]]
+
+
+def _where(module: str | torch.nn.Module) -> tuple[str, _Places, str | None]:
+    """Returns the path of a module in words, its places, and the precision in which it is kept."""
     if not isinstance(module, str):
-        paths, outermost = module_paths.paths_of([module])
-        root = module if outermost is None else outermost
-        shown = ".".join(min(paths, default=())) or type(module_paths.unwrapped(module)).__name__
-        return paths, module_paths.class_names(root), _kept_around(root, paths), shown
+        trees = module_paths.trees_of([module])
+        shown = ".".join(min(trees[0].paths)) or type(module_paths.unwrapped(module)).__name__
+        return shown, _places(trees), _kept([module])
     given = module.strip()
     parts = tuple(part for part in given.split(".") if part)
     for root in module_paths.outermost_modules() if parts else ():
         names = module_paths.class_names(root)
         inside = parts[1:] if parts[0].partition("#")[0] in names else parts
-        for name, path, _ in module_paths.places_in(root):
+        for name, path, found in module_paths.places_in(root):
             if given == name or path in (parts, inside):
-                return [path], names, _kept_around(root, [path]), given
+                chain = _chain(found, root)
+                return given, _places(module_paths.trees_of(chain)), _kept(chain)
+    if not parts:
+        return given, [], None
     # No living model has it: it may begin with the class of a model.
-    return [parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1], None, given
+    return given, [([parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1])], None
 
 
-def _kept_around(root: torch.nn.Module, paths: Iterable[Path]) -> str | None:
-    """Returns the precision in which a module at one of these paths, or one around it, is kept."""
-    kept: dict[Path, str | None] = {}
-    for place in module_paths.places_in(root):  # a wrapper has the path of what it wraps
-        kept[place.path] = precision_kept_in(place.module) or kept.get(place.path)
-    for path in paths:
-        around = (kept.get(path[:length]) for length in range(len(path), -1, -1))
-        found = next((one for one in around if one is not None), None)
-        if found is not None:
-            return found
-    return None
+def _chain(module: torch.nn.Module, root: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module] if module is root else [module, root]
+
+
+def _places(trees: Iterable[module_paths.Tree]) -> _Places:
+    return [(tree.paths, module_paths.class_names(tree.outermost)) for tree in trees]
+
+
+def _kept(chain: list[torch.nn.Module]) -> str | None:
+    found = module_paths.precisions_kept_in(chain) - {AS_EXPORTED}
+    return "fp32" if len(found) > 1 else next(iter(found), None)
 
 
 def _tree(model: torch.nn.Module) -> ModelExplanation:
     policy = _policy_here()
-    rules = None if policy is None else policy.module_rules
-    paths, outermost = module_paths.paths_of([model])
-    root = model if outermost is None else outermost
-    names = module_paths.class_names(root)
     modules = []
     for _, path, inner in module_paths.places_in(model):
         if module_paths.wrapped_by(inner) is not None:
             continue
-        reached = []
-        kept = _kept_around(model, [path])
-        if kept is not None:
-            reached.append(f"kept in {kept}")
-        if rules is not None:
-            match = rules.match([(*outer, *path) for outer in paths], names)
-            found = sorted((rules.rules[number] for number in match.patterns), key=lambda one: one.specificity)
+        chain = _chain(inner, model)
+        kept = _kept(chain)
+        reached = [] if kept is None else [f"kept in {kept}"]
+        if policy is not None:
+            rules = policy.module_rules
+            matches = (rules.match(paths, names) for paths, names in _places(module_paths.trees_of(chain)))
+            numbers = {number for match in matches for number in match.patterns}
+            found = sorted((rules.rules[number] for number in numbers), key=lambda one: one.specificity)
             reached += [f"`{one.listed.line_text}` {one.precision}" for one in reversed(found)]
         modules.append((".".join(path), type(inner).__name__, tuple(reached)))
     return ModelExplanation(tuple(modules))

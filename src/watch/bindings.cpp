@@ -27,21 +27,21 @@ py::object text(const std::string& bytes) {
   return made;
 }
 
-py::object path_or_none(const watch::Module* module) {
-  return module == nullptr ? py::object(py::none()) : text(module->path);
+py::object path_or_none(const watch::ModulePath* path) {
+  return path == nullptr ? py::object(py::none()) : text(path->name);
 }
 
 // A block of code that was deferred in a module and runs now.
 class Block {
  public:
-  explicit Block(std::int64_t place) : call_(watch::enter_place(place)) {}
+  explicit Block(std::shared_ptr<watch::RunningModule> module) : call_(watch::enter_block(std::move(module))) {}
   void leave() noexcept { call_.reset(); }
 
  private:
   std::unique_ptr<watch::ModuleCall> call_;
 };
 
-Block make_block(std::int64_t place) { return Block(place); }
+Block make_block(std::shared_ptr<watch::RunningModule> module) { return Block(std::move(module)); }
 
 py::dict shown(const watch::Record& record) {
   const watch::Key& key = record.key;
@@ -101,8 +101,8 @@ py::list watched_calls() {
 py::list watched_modules() {
   // Making objects may run other code, which may drop modules.
   std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> found;
-  for (const watch::Module* module : watch::all_modules()) {
-    found.emplace_back(module->path, module->class_name, module->calls, module->nanoseconds);
+  for (const watch::ModulePath* path : watch::all_paths()) {
+    found.emplace_back(path->name, path->class_name, path->calls, path->nanoseconds);
   }
   py::list rows;
   for (const auto& [path, class_name, calls, nanoseconds] : found) {
@@ -117,9 +117,9 @@ py::list watched_events() {
   const std::int64_t shift = watch::nanoseconds_to_calendar();
   py::list rows;
   for (const watch::Event& event : watch::events()) {
-    const watch::Module* const module =
-        event.module < 0 ? nullptr : watch::module_numbered(static_cast<std::uint64_t>(event.module));
-    rows.append(py::make_tuple(event.record, path_or_none(module), static_cast<std::int64_t>(event.begin) + shift,
+    const watch::ModulePath* const path =
+        event.module < 0 ? nullptr : watch::path_numbered(static_cast<std::uint64_t>(event.module));
+    rows.append(py::make_tuple(event.record, path_or_none(path), static_cast<std::int64_t>(event.begin) + shift,
                                static_cast<std::int64_t>(event.end) + shift, event.thread));
   }
   return rows;
@@ -156,11 +156,13 @@ void register_watch(py::module_& module) {
     watch::forget_places();
     watch::forget_module_calls();
   });
-  module.def("running_place", &watch::running_place);
+  py::class_<watch::RunningModule, std::shared_ptr<watch::RunningModule>>(module, "RunningModule",
+                                                                          "A module that runs within certain others.");
+  module.def("running_module", &watch::running_module);
   module.def("set_module_names", [](const py::object& names) { watch::set_module_names(names.ptr()); });
   module.def("forget_module_names", &watch::forget_module_names);
   py::class_<Block> block(module, "Block", "Code that was given away in a module, and runs now, until it leaves.");
-  block.def("__init__", &Constructor<make_block>::call, is_constructor, py::arg("place")).def("leave", &Block::leave);
+  block.def("__init__", &Constructor<make_block>::call, is_constructor, py::arg("module")).def("leave", &Block::leave);
   module.def("watch_sizes", [] {
     py::dict sizes;
     sizes["codes"] = watch::known_codes();

@@ -52,17 +52,17 @@ void find_traced(Key& key) {
   if (is_found) {
     const bool is_placed = detail == Detail::lines && PyUnicode_Check(file);
     key.place = is_placed ? place_named(file, name, line) : nullptr;
-    key.module = module == nullptr ? nullptr : module_named(module);
+    key.module = module == nullptr ? nullptr : path_of_module(module);
   }
   clear_error();
 }
 
 void find_place(Key& key) {
   ModuleCall* const around = innermost_module_call();
-  key.module = around == nullptr ? nullptr : around->module;
+  key.module = around == nullptr ? nullptr : around->path();
   const bool in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
   key.phase = in_backward ? Phase::backward : Phase::forward;
-  if (in_backward && around == nullptr) key.module = module_of_gradient();
+  if (in_backward && around == nullptr) key.module = path_of_gradient();
   const bool is_intercepted = host::is_intercepted();
   const bool wants_lines = detail == Detail::lines;
   if (!wants_lines && !is_intercepted) return;

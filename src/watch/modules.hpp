@@ -1,46 +1,58 @@
-// Tracks the module whose forward runs, and its path, from the calls of nn.Module.
+// Tracks the modules whose forward runs, from the calls of nn.Module.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "owned.hpp"
 #include "watch/open_calls.hpp"
 #include "watch/places.hpp"
 
+namespace habana_mp::engine {
+struct RuleSet;
+}
+
 namespace habana_mp::watch {
 
-// A module at a path. A shared module has one for each path under which it is called.
-struct Module {
-  Module* parent = nullptr;
+// A path, as the report shows it.
+struct ModulePath {
   std::uint64_t number = 0;  // in order of first call; never reused
-  std::string path;
+  std::string name;
   std::string class_name;
-  Owned reference;  // weak, to the module that was called last under this path
   std::uint64_t calls = 0;
   std::uint64_t nanoseconds = 0;
-  std::uint32_t under_way = 0;  // calls; the module is not dropped while there are any
+};
+
+// The rules in a module under the lists of a region; engine/module_rules.cpp finds them.
+struct FoundRules {
+  std::int64_t lists = 0;
+  std::uint64_t generation = 0;
+  const engine::RuleSet* rules = nullptr;
+};
+
+// An object that is called while certain other modules run. What is known of it depends on these objects alone. One
+// that is called within itself is the same one again.
+struct RunningModule {
+  std::shared_ptr<RunningModule> around;
+  Owned reference;                   // weak, to the object
+  std::uint64_t number = 0;          // never reused
+  std::shared_ptr<ModulePath> path;  // may be that of the module around; null if its name was not found
+  std::vector<FoundRules> rules;
 };
 
 // A call of a module that is under way in this thread.
 struct ModuleCall : OpenCall<ModuleCall> {
-  explicit ModuleCall(Module* called) noexcept : module(called) {
-    if (module != nullptr) ++module->under_way;
-  }
-  ~ModuleCall() {
-    if (module != nullptr) --module->under_way;
-  }
-  ModuleCall(const ModuleCall&) = delete;
-  ModuleCall& operator=(const ModuleCall&) = delete;
+  explicit ModuleCall(std::shared_ptr<RunningModule> called) noexcept : module(std::move(called)) {}
 
-  Module* module;
+  [[nodiscard]] const ModulePath* path() const noexcept { return module ? module->path.get() : nullptr; }
+
+  std::shared_ptr<RunningModule> module;
   std::uint64_t begin = 0;
   bool has_frame = true;  // false for a block that was deferred in that module and runs now
   bool is_in_backward = false;
-  // How this module or one around it is kept, a number of habana_mp/policy/kept.py below 8; 0 if it is not kept.
-  std::uint8_t kept_in = 0;
   bool knows_caller = false;
   const Place* caller = nullptr;
   std::uint64_t caller_generation = 0;
@@ -49,9 +61,9 @@ struct ModuleCall : OpenCall<ModuleCall> {
 ModuleCall* innermost_module_call() noexcept;
 
 // Sets the Python function that finds a module's name. It is called with a module and the modules around it, from the
-// innermost outwards. It returns a tuple: the number of modules to go outwards to the parent (-1 for a root), the name
-// (with dots) in the parent, or "" if the module counts as the parent itself, and the name of its class. Holds a
-// reference; null for none.
+// innermost outwards, with None for one that no longer exists. It returns a tuple: the number of modules to go outwards
+// to the parent (-1 for a root), the name (with dots) in the parent, or "" if the module counts as the parent itself,
+// and the name of its class. Holds a reference; null for none.
 void set_module_names(PyObject* function) noexcept;
 
 // Begins the call of a module. Returns null with a Python exception set if the code that finds its name was
@@ -61,30 +73,26 @@ void module_ends(std::unique_ptr<ModuleCall> call) noexcept;
 // The same without counts and times: the call ends when the result is destroyed.
 std::unique_ptr<ModuleCall> enter_call(PyObject* module);
 
-// Returns the module that ran the operation whose gradient is computed now, or null if it is unknown.
-Module* module_of_gradient();
+// Returns the path of the module that ran the operation whose gradient is computed now, or null if it is unknown.
+const ModulePath* path_of_gradient();
 
-// Returns the number of the module that runs here, or -1.
-std::int64_t running_module() noexcept;
-// Returns the module that runs here and the precision in which it is kept, as one number, or -1 for no module. A block
-// that is deferred stores it.
-std::int64_t running_place() noexcept;
-// Begins a block that was deferred at this place. It runs in no module if that one was dropped, and ends when
-// the result is destroyed.
-std::unique_ptr<ModuleCall> enter_place(std::int64_t place);
+// Returns the module that runs here, or null. A block that is deferred stores it.
+std::shared_ptr<RunningModule> running_module() noexcept;
+// Begins a block that was deferred in this module. It ends when the result is destroyed.
+std::unique_ptr<ModuleCall> enter_block(std::shared_ptr<RunningModule> module);
 // Returns a new list of the objects of a module and of those around it, from the innermost outwards, with None for one
 // that no longer exists. Null with a Python exception set on failure.
-PyObject* objects_of(const Module* module);
-// Makes the names of all modules be found anew.
+Owned objects_of(const RunningModule* module);
+// Makes the names and rules of all modules be found anew.
 void forget_module_names() noexcept;
 
-// Returns the module of a path that comes from Python.
-Module* module_named(const std::string& path);
+// Returns a path that comes from Python.
+const ModulePath* path_of_module(const std::string& name);
 
-// Returns the modules in order of first call.
-std::vector<const Module*> all_modules();
-const Module* module_numbered(std::uint64_t number) noexcept;
-// Resets the counts, and drops modules that no longer exist.
+// Returns the paths in order of first call.
+std::vector<const ModulePath*> all_paths();
+const ModulePath* path_numbered(std::uint64_t number) noexcept;
+// Resets the counts, and drops the paths of modules that no longer exist.
 void forget_module_calls();
 
 // The number of entries in the tables, for tests.

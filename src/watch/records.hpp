@@ -19,7 +19,7 @@ const char* name(Phase phase) noexcept;
 struct Key {
   const std::string* operation = nullptr;  // lives as long as the records
   const Place* place = nullptr;
-  const Module* module = nullptr;
+  const ModulePath* module = nullptr;
   rules::Decision decision{};
   Phase phase = Phase::forward;
   bool operator==(const Key&) const = default;

@@ -23,16 +23,16 @@ class AsWhenGiven:
     def __init__(self, block: Any) -> None:
         self._block = block
         self._state = _core.current_state()
-        self._place = _core.running_place()
+        self._module = _core.running_module()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
-        place = None if self._place < 0 else _core.Block(self._place)
+        block = None if self._module is None else _core.Block(self._module)
         try:
             return self._block(*args, **kwargs)
         finally:
-            if place is not None:
-                place.leave()
+            if block is not None:
+                block.leave()
             _core.exchange_state(before)
 
 

@@ -7,7 +7,7 @@ whose forward runs, or the larger module that holds it if it is called alone, as
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.export import is_exported_with_rules
 from habana_mp.patches.torch.module_holders import Holders, all_modules, named_modules, parts_of
-from habana_mp.policy.kept import AS_EXPORTED, number_kept_in
+from habana_mp.policy.kept import AS_EXPORTED, precision_kept_in
 from habana_mp.policy.patterns import Path
 
 #: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
@@ -132,77 +132,99 @@ def outermost_modules() -> list[torch.nn.Module]:
 
 
 @run_by_python
-def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
+def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
     """Returns the place of a module among the modules around it: the number of modules to go outwards (-1 for a root),
-    its name there, the name of its class, and the number of the precision in which it is kept, or 0. Its name is empty
-    if it has no place of its own in a path."""
+    its name there, and the name of its class. Its name is empty if it has no place of its own in a path."""
     kind = type(module).__name__
     holders.note_place(module)
-    kept_in = AS_EXPORTED if is_exported_with_rules(module) else number_kept_in(unwrapped(module))
-    for steps, outer in enumerate(around):
-        for name in _names.of(module, outer)[:1] if outer is not None else ():
-            kept_in = kept_in or _kept_along(outer, name)
-            return steps, ".".join(_path(outer, name)), kind, kept_in
-        if _is_replica_of(module, outer):
-            return steps, "", kind, kept_in
+    if found := _held_by(module, around):
+        steps, outer, names = found
+        return steps, ".".join(_path(outer, names[0])), kind
     if around:
-        return 0, f"<{kind}>", kind, kept_in
-    for outer in _larger(module)[:1]:
-        name = _names.of(module, outer)[0]
-        kept_in = kept_in or _kept_around(outer, name)
-        return -1, ".".join((_root_name(unwrapped(outer)), *_path(outer, name))), kind, kept_in
-    if wrapped_by(module) is None:
-        return -1, _root_name(module), kind, kept_in
-    inner = unwrapped(module)  # perhaps a part of another model
-    for outer in (one for one in _larger(inner) if one is not module):
-        kept_in = kept_in or _kept_around(outer, _names.of(inner, outer)[0])
-    return -1, "", kind, kept_in
+        return 0, f"<{kind}>", kind
+    outer, names = _outermost_of(module)[0]
+    return -1, ".".join((_root_name(unwrapped(outer)), *_path(outer, names[0]))), type(unwrapped(module)).__name__
 
 
-def _larger(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the outermost modules that hold a module, and have a name for it."""
-    return [one for one in holders.outermost(module) if _names.of(module, one)]
+def _held_by(module: torch.nn.Module, around: Sequence[Any]) -> tuple[int, torch.nn.Module, list[str]] | None:
+    """Returns which of the modules around holds a module, how far outwards that is, and its names there. One that has a
+    place itself goes before one that a forward has made."""
+    first = None
+    for steps, outer in enumerate(around):
+        if outer is not None and (names := _names_in(module, outer)):
+            further = [one for one in around[steps + 1 :] if one is not None]
+            if not further or any(_names_in(outer, one) for one in further):
+                return steps, outer, names
+            first = first or (steps, outer, names)
+    return first
 
 
-def _kept_along(outer: Any, name: str) -> int:
-    """Returns the number of the precision of the innermost kept module between a module and one inside it, or 0: that
-    of a container, or of a module whose part is called without it."""
-    kept_in = 0
-    module = outer
+def _names_in(module: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
+    """Returns the names of a module inside another one; an empty name for a replica of it."""
+    return [""] if _is_replica_of(module, outer) else _names.of(module, outer)
+
+
+def _outermost_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, list[str]]]:
+    """Returns the models that hold a module, or what it wraps, with its names there: itself if there are none."""
+    inner = unwrapped(module)
+    found = [(one, names) for one in holders.outermost(inner) if (names := _names.of(inner, one))]
+    models = [(one, names) for one, names in found if unwrapped(one) is not inner]
+    return models or found or [(module, [""])]
+
+
+class Tree(NamedTuple):
+    """An outermost module, and the paths of a module in it."""
+
+    outermost: torch.nn.Module
+    paths: frozenset[Path]
+
+
+def trees_of(chain: Iterable[Any]) -> list[Tree]:
+    """Returns the trees to which a running module belongs: several if several models hold a module that is called
+    alone. ``chain``: the module, and those around it from the innermost outwards; None for one that does not exist any
+    more."""
+    trees: dict[int, list[Tree]] = {}
+    found: list[Tree] = []
+    running = [one for one in chain if one is not None]
+    for place, module in reversed(list(enumerate(running))):
+        if holder := _held_by(module, running[place + 1 :]):
+            _, outer, names = holder
+            found = [Tree(one.outermost, _inside(one.paths, outer, names)) for one in trees[id(outer)]]
+        else:
+            found = [Tree(one, _inside(frozenset({()}), one, names)) for one, names in _outermost_of(module)]
+        trees[id(module)] = found
+    return found
+
+
+def precisions_kept_in(chain: Iterable[Any]) -> set[str | None]:
+    """Returns the precision in which the innermost kept module keeps what runs: the running module, those around it,
+    and those that hold it. Several if models disagree that hold a module which is called alone. ``chain``: as above."""
+    running = [one for one in chain if one is not None]
+    for place, module in enumerate(running):
+        if (own := _kept(module)) is not None:
+            return {own}
+        if holder := _held_by(module, running[place + 1 :]):
+            _, outer, names = holder
+            found = {_kept_between(outer, name) for name in names}
+        else:
+            found = {_kept_between(one, name) or _kept(one) for one, names in _outermost_of(module) for name in names}
+        if found != {None}:
+            return found
+    return {None}
+
+
+def _kept(module: torch.nn.Module) -> str | None:
+    return AS_EXPORTED if is_exported_with_rules(module) else precision_kept_in(unwrapped(module))
+
+
+def _kept_between(outer: Any, name: str) -> str | None:
+    """Returns the precision of the innermost kept module between a module and one inside it, or None: that of a
+    container, or of a module whose part is called without it."""
+    kept_in = None
     for part in name.split(".")[:-1]:
-        module = getattr(module, part)
-        kept_in = number_kept_in(module) or kept_in
+        outer = getattr(outer, part)
+        kept_in = precision_kept_in(outer) or kept_in
     return kept_in
-
-
-def _kept_around(outer: Any, name: str) -> int:
-    """Returns the same number, or if it is 0, that of the outer module."""
-    return _kept_along(outer, name) or number_kept_in(unwrapped(outer))
-
-
-def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | None]:
-    """Returns all paths of a module in the outermost module, and that one. ``chain``: the module, and those around it
-    from the innermost outwards; None stands for one that no longer exists."""
-    paths: dict[int, frozenset[Path]] = {}
-    outside: list[torch.nn.Module] = []
-    outermost = None
-    for module in reversed([one for one in chain if one is not None]):
-        found: frozenset[Path] | None = None
-        for outer in reversed(outside):
-            if names := _names.of(module, outer):
-                found = _inside(paths[id(outer)], outer, names)
-                break
-            if _is_replica_of(module, outer):
-                found = paths[id(outer)]
-                break
-        if found is None:
-            larger = _larger(module)
-            outermost = larger[0] if larger else module
-            root: frozenset[Path] = frozenset({()})
-            found = frozenset().union(*(_inside(root, one, _names.of(module, one)) for one in larger)) or root
-        paths[id(module)] = found
-        outside.append(module)
-    return (paths[id(outside[-1])] if outside else frozenset()), outermost
 
 
 def _inside(paths: frozenset[Path], outer: torch.nn.Module, names: Iterable[str]) -> frozenset[Path]:

@@ -1,6 +1,6 @@
 """Rules by module: makes the rules depend on the running module.
 
-The core asks `RulesInModules` when a module is first called at a path, and remembers the answer.
+The core asks `RulesInModules` when a module is first called within certain others, and remembers the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from habana_mp.patches.torch.export import exported_programs
 from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
-from habana_mp.policy.kept import AS_EXPORTED, KEPT_IN
+from habana_mp.policy.kept import AS_EXPORTED
 from habana_mp.policy.module_rules import Effect, kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
@@ -38,9 +38,11 @@ class RulesInModules:
         #: Returns the policy of a region, or of convert for 0.
         self._policy_of = policy_of
         #: The rule sets by what determines them.
-        self._numbers: dict[tuple[int, int | Effect], int] = {}
+        self._numbers: dict[tuple[int, str | tuple[Effect, ...]], int] = {}
         #: The patterns that were compared with a model: those without a match were warned about.
         self._told: set[str] = set()
+        #: What models disagree about, and was warned about.
+        self._disputed: set[object] = set()
         self.is_on = self._has_told_of_many = False
         self._resolver = run_by_python(self._number)
 
@@ -49,6 +51,7 @@ class RulesInModules:
         self.is_on = True  # first: after an error, `end` undoes what was done
         self._numbers.clear()
         self._told.clear()
+        self._disputed.clear()
         self._has_told_of_many = False
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
@@ -66,38 +69,48 @@ class RulesInModules:
             module_paths.forget()
             self.is_on = False  # last: after an error, another call goes on
 
-    def _number(self, chain: list[Any], lists: int, kept_in: int) -> int:
+    def _number(self, chain: list[Any], lists: int) -> int:
         """Returns the number of the rule set in a module; 0 if the lists decide there as elsewhere."""
         while True:
             policy = self._policy_of(max(lists, 0))
-            match = self._match(policy, chain, kept_in)
+            if policy is None or not policy.covered:
+                return 0
+            kept = self._kept(chain)
+            trees = module_paths.trees_of(chain)
+            matches = [policy.module_rules.match(one.paths, module_paths.class_names(one.outermost)) for one in trees]
+            if policy.module_rules and trees:
+                self._tell_of_patterns_without_match(policy, trees[0].outermost)
+            if kept is None and not any(one.patterns or one.rest for one in matches):
+                return 0
+            effects = dict.fromkeys(map(policy.module_rules.effect_of, matches))
             with locks.installation:
                 if self._policy_of(max(lists, 0)) is not policy:
                     continue  # another thread has converted meanwhile
-                if policy is None or match is None:
-                    return 0
-                key = (lists, kept_in or policy.module_rules.effect_of(match))
+                key = (lists, kept or tuple(effects))
                 if key not in self._numbers:
-                    self._numbers[key] = self._made(policy, match, lists, kept_in)
-                return self._numbers[key]
+                    self._numbers[key] = self._made(policy, matches, lists, kept)
+                number = self._numbers[key]
+            if kept is None and len(effects) > 1:
+                self._tell_of_lines_that_disagree(policy, matches, trees)
+            return number
 
-    def _match(self, policy: Policy | None, chain: list[Any], kept_in: int) -> Match | None:
-        """Returns what decides in a module apart from the lists; None if nothing does."""
-        if policy is None or not policy.covered:
-            return None
-        paths, outermost = module_paths.paths_of(chain)
-        if outermost is None:
-            return None
-        match = policy.module_rules.match(paths, module_paths.class_names(outermost))
-        if policy.module_rules:
-            self._tell_of_patterns_without_match(policy, outermost)
-        return match if kept_in or match.patterns or match.rest else None
+    def _kept(self, chain: list[Any]) -> str | None:
+        """Returns the precision in which a module is kept, or None."""
+        found = module_paths.precisions_kept_in(chain)
+        if len(found) == 1:
+            return found.pop()
+        self._tell_once(
+            frozenset(found),
+            f"{type(chain[0]).__name__} runs in float32: it was called alone, and the models that hold it keep it in "
+            "different precisions. Call it within one of them, or use `hmp.keep` on it",
+        )
+        return "fp32"
 
-    def _made(self, policy: Policy, match: Match, lists: int, kept_in: int) -> int:
-        if kept_in == AS_EXPORTED:
+    def _made(self, policy: Policy, matches: list[Match], lists: int, kept: str | None) -> int:
+        if kept == AS_EXPORTED:
             changes = rules.without_lists(policy)
         else:
-            chosen = kept_operations(KEPT_IN[kept_in]) if kept_in else policy.module_rules.chosen(match)
+            chosen = policy.module_rules.decided(matches)[0] if kept is None else kept_operations(kept)
             if lists == _OUTSIDE:
                 chosen = {one: line for one, line in chosen.items() if line[0] == "fp32"}
             changes = rules.changes_in_modules(policy, chosen)
@@ -108,6 +121,24 @@ class RulesInModules:
                 self._has_told_of_many = True
                 warn("the rules differ in more modules than torch.compile can tell apart, so it compiles nothing")
         return number
+
+    def _tell_of_lines_that_disagree(
+        self, policy: Policy, matches: list[Match], trees: list[module_paths.Tree]
+    ) -> None:
+        disputed = policy.module_rules.decided(matches)[1]
+        lines = ", ".join(sorted(f"`{one.line_text}` ({one.where})" for one in disputed))
+        paths = [".".join((type(one.outermost).__name__, *min(one.paths))) for one in trees]
+        if disputed:
+            self._tell_once(
+                frozenset(disputed),
+                f"{' and '.join(sorted(paths))} are one module, which was called alone, and other lines hold in each "
+                f"place: what {lines} say runs in float32 there. Write these lines for all of its places",
+            )
+
+    def _tell_once(self, what: object, text: str) -> None:
+        if what not in self._disputed:
+            self._disputed.add(what)
+            warn(text)
 
     def _tell_of_patterns_without_match(self, policy: Policy, outermost: torch.nn.Module) -> None:
         """Warns once of each pattern that matches no module of a model that runs, nor of another living one."""

@@ -1,0 +1,161 @@
+"""The rules in a module depend on the objects that run, not on what ran before, on other models, or on their order."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import HmpWarning, _core, hmp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+X = torch.ones(4, 8)
+
+
+class Net(nn.Module):
+    """Runs a layer of its own, and modules that it holds in a list that torch does not know."""
+
+    def __init__(self, *others: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.others = list(others)
+
+    def forward(self, x: torch.Tensor) -> list[torch.dtype]:
+        return [self.layer(x).dtype, *itertools.chain(*(other(x) for other in self.others))]
+
+
+class Teacher(Net):
+    pass
+
+
+class Student(Net):
+    pass
+
+
+class Shares(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: torch.Tensor) -> list[torch.dtype]:
+        return self.encoder(x)  # type: ignore[no-any-return]
+
+
+class First(Shares):
+    pass
+
+
+class Second(Shares):
+    pass
+
+
+def test_modules_outside_of_the_tree_have_rules_of_their_own() -> None:
+    hmp.convert(rules={"linear @ Teacher": "fp32"})
+    for order in ((Teacher, Net), (Net, Teacher)):
+        student = Student(*(kind() for kind in order))
+        expected = [FP32 if kind is Teacher else BF16 for kind in order]
+        assert student(X) == student(X) == [BF16, *expected]
+        assert [*itertools.chain(*(other(X) for other in student.others))] == expected
+
+
+def test_two_teachers_of_one_class_are_kept_apart() -> None:
+    hmp.convert()
+    teachers = [Teacher(), hmp.keep(Teacher()), Teacher()]
+    assert Student(*teachers)(X) == [BF16, BF16, FP32, BF16]
+
+
+def test_a_new_model_does_not_have_the_rules_of_a_dropped_one() -> None:
+    hmp.convert(rules={"linear @ Net.layer": "fp32"})
+    assert Net()(X) == [FP32]
+    gc.collect()
+
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.dtype:
+            return self.outer(x).dtype  # type: ignore[no-any-return]
+
+    Other.__name__ = "Net"
+    assert Other()(X) == BF16
+
+
+def _models(encoder: nn.Module) -> dict[str, Callable[[], list[torch.dtype]]]:
+    first, second = First(encoder), Second(encoder)
+    return {"first": lambda: first(X), "second": lambda: second(X), "alone": lambda: encoder(X)}  # type: ignore[no-any-return]
+
+
+ORDERS = list(itertools.permutations(("first", "second", "alone")))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_a_part_that_two_models_share_has_the_rules_of_the_one_that_runs(order: tuple[str, ...]) -> None:
+    hmp.convert(rules={"linear @ First.encoder": "fp32"})
+    models = _models(Net())
+    expected = [[BF16] if name == "second" else [FP32] for name in order]
+    with pytest.warns(HmpWarning, match=r"First.encoder and Second.encoder are one module") as told:
+        assert [models[name]() for name in (*order, *order)] == expected * 2
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_a_part_of_a_kept_model_and_of_another_one(order: tuple[str, ...]) -> None:
+    hmp.convert()
+    models = _models(encoder := Net())
+    hmp.keep(First)
+    try:
+        expected = [[BF16] if name == "second" else [FP32] for name in order]
+        with pytest.warns(HmpWarning, match="Net runs in float32: it was called alone") as told:
+            assert [models[name]() for name in (*order, *order)] == expected * 2
+        assert len(told) == 1
+        hmp.keep(encoder, "bf16")
+        assert [models[name]() for name in order] == [[BF16]] * 3
+    finally:
+        hmp.keep(First, precision=None)
+
+
+def test_models_whose_lines_agree_raise_no_warning() -> None:
+    hmp.convert(rules={"linear @ *.encoder": "fp32"})
+    models = _models(Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hmp.convert(rules={"linear @ encoder": "fp32"})
+        assert [model() for model in models.values()] == [[FP32]] * 3
+
+
+def test_a_module_that_calls_itself_is_known_once() -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, depth: int) -> list[torch.dtype]:
+            return [self.layer(x).dtype] + (self(x, depth - 1) if depth else [])
+
+    hmp.convert(rules={"linear @ layer": "fp32"})
+    model = Recursive()
+    model(X, 1)
+    known = _core.watch_sizes()["modules"]
+    assert model(X, 30) == [FP32] * 31
+    assert _core.watch_sizes()["modules"] == known
+
+
+def test_modules_that_a_forward_makes_are_forgotten() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.dtype:
+            return nn.Sequential(nn.ReLU(), self.layer)(x).dtype  # type: ignore[no-any-return]
+
+    hmp.convert(rules={"linear @ layer": "fp32"})
+    model = Makes()
+    assert {model(X) for _ in range(1000)} == {FP32}
+    assert _core.watch_sizes()["modules"] < 1000
