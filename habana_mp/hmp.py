@@ -29,7 +29,7 @@ from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.options import Options, level_of_environment, takes_options
-from habana_mp.policy.presets import preset_named, with_own
+from habana_mp.policy.presets import EVERYWHERE, preset_named, with_own
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.reporting import counting
 from habana_mp.reporting.comparison import Comparison, compare
@@ -123,14 +123,19 @@ def convert(options: Options) -> None:
         watched_calls.check()
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
     with locks.installation:
-        policy = _make_policy(level, options)
+        policy, within = _make_policy(level, options)
+        options = replace(options, within=options.within if options.within is not None else within)
         lists = {"bf16_list": options.bf16_file_path, "fp32_list": options.fp32_file_path}
         described = {
             "opt_level": level,
             "lower": policy.lower,
             "preset": options.preset or ("hmp-default" if level == "O1" else None),
             **{name: os.fsdecode(path) if path else None for name, path in lists.items()},
-            "within": options.within if options.modules is None else "modules given",
+            "within": None
+            if options.lowers_everywhere
+            else options.within
+            if options.modules is None
+            else "modules given",
         }
         installation.check_alone()
         verbose = bool(options.isVerbose) or options.log is not None
@@ -155,19 +160,21 @@ def convert(options: Options) -> None:
             raise
 
 
-def _make_policy(level: str, options: Options) -> Policy:
+def _make_policy(level: str, options: Options) -> tuple[Policy, str]:
+    """Returns the policy, and where it lowers unless `within` says so."""
     lower_path, fp32_path, preset = options.bf16_file_path, options.fp32_file_path, options.preset
     given = given_rules(options.rules, options.lower)
     exact = exact_code(options.exact)
     if level == "O1":
-        lists = preset_named("hmp-default" if preset is None else preset)
-        lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
-        return replace(policy_from_lists(lists, options.lower, own, given=given), exact=exact)
+        start = preset_named("hmp-default" if preset is None else preset)
+        lists, own = with_own(start, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
+        return replace(policy_from_lists(lists, options.lower, own, given=given), exact=exact), start.within
     if options.rules and level == "O0":
         warn('the rules are ignored: opt_level="O0" casts nothing')
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{level}" does not use them')
-    return replace(policy_o2(options.lower, given) if level == "O2" else Policy(lower=options.lower), exact=exact)
+    policy = policy_o2(options.lower, given) if level == "O2" else Policy(lower=options.lower)
+    return replace(policy, exact=exact), EVERYWHERE
 
 
 @refused_in_graphs

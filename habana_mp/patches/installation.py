@@ -72,13 +72,15 @@ class Installation:
             plan = rules.plan(policy)
             self._patches.check(settings)
             warn_if_in_autocast()
-            self._store(lambda: _core.install(plan, within_modules=settings.options.within is not None), is_whole=True)
+            self._store(
+                lambda: _core.install(plan, within_modules=not settings.options.lowers_everywhere), is_whole=True
+            )
             try:
                 self._put_patches_in(settings)
                 forget_compiled_code()
                 self.policy = policy
                 self._follow_modules()
-                in_force.set_configuration(policy.named, described)
+                in_force.set_configuration(policy.lines, policy.module_rules, described)
                 self._exchange_composites(composites)
                 if self._observers:
                     self._observe()

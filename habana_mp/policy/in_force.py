@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from habana_mp import _core
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.module_rules import Decided, ModuleRules
 
-#: The last configurations: for each operation, the precision that a list gives it and the place in that list.
-_named: deque[Mapping[str, tuple[str, str]]] = deque(maxlen=16)
+
+class _Lists(NamedTuple):
+    """The lines of a configuration: those that hold everywhere, and those that hold in some modules."""
+
+    plain: Decided
+    in_modules: ModuleRules
+
+
+#: The lists of the last configurations.
+_lists: deque[_Lists] = deque(maxlen=16)
 
 
 class _InForce:
     described: Mapping[str, Any] | None = None
 
 
-def set_configuration(named: Mapping[str, tuple[str, str]], described: Mapping[str, Any] | None) -> None:
+def set_configuration(plain: Decided, in_modules: ModuleRules, described: Mapping[str, Any] | None) -> None:
     """These lists, and earlier ones, decide about what is counted from now on."""
     _InForce.described = described
     if not _core.counts():  # the earlier lists decided about no row
-        _named.clear()
-    if named in _named:
-        _named.remove(named)
-    _named.append(named)
+        _lists.clear()
+    for one in list(_lists):
+        if one.plain == plain and one.in_modules.rules == in_modules.rules:
+            _lists.remove(one)
+    _lists.append(_Lists(plain, in_modules))
 
 
 def clear_configuration() -> None:
@@ -38,12 +49,25 @@ def configuration() -> Mapping[str, Any] | None:
 
 def forget_earlier_lists() -> None:
     """Keeps the last lists only: no row is left that earlier ones decided."""
-    while len(_named) > 1:
-        _named.popleft()
+    while len(_lists) > 1:
+        _lists.popleft()
 
 
-def places_in_lists(operation: str, precision: str | None = None) -> list[str]:
-    """Returns where lists name this operation, with this precision if one is given."""
-    # Another thread may convert meanwhile, and append: a list is copied at once.
-    found = [named.get(operation) for named in list(_named)]
-    return [*dict.fromkeys(one[1] for one in found if one is not None and precision in (None, one[0]))]
+def lines_about(operation: str, precision: str | None, module: str | None) -> list[Listed]:
+    """Returns the lines that give an operation this precision, or any if it is None: in a module at this path, as the
+    report shows it. None: in an unknown module, or in none."""
+    # Another thread may convert meanwhile, and append: the list is copied at once.
+    found = (line for lists in list(_lists) for line in _lines_of(lists, operation, module))
+    return list(dict.fromkeys(listed for given, listed in found if precision in (None, given)))
+
+
+def _lines_of(lists: _Lists, operation: str, module: str | None) -> Iterator[tuple[str, Listed]]:
+    plain = [lists.plain[operation]] if operation in lists.plain else []
+    if module is None or not lists.in_modules:
+        # A line that holds everywhere is more likely than those that may hold in modules.
+        yield from plain or lists.in_modules.lines_about(operation)
+        return
+    root, *path = module.rpartition("<")[2].replace(">", "").split(".")  # from a module that no other one holds
+    match = lists.in_modules.match([tuple(path)], [root.partition("#")[0]])
+    decided, _ = lists.in_modules.decided([match])
+    yield from [decided[operation]] if operation in decided else plain

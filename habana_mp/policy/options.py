@@ -17,7 +17,7 @@ import torch
 from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.presets import presets
+from habana_mp.policy.presets import EVERYWHERE, MODULES, presets
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -93,8 +93,8 @@ def lower_dtype(name: str, given: object) -> torch.dtype:
 
 
 def _within(name: str, given: Any) -> Within:
-    """Returns None, ``"modules"`` or a list of modules."""
-    if given is None or (isinstance(given, str) and given == "modules"):
+    """Returns None, ``"modules"``, ``"everywhere"`` or a list of modules."""
+    if given is None or (isinstance(given, str) and given in (MODULES, EVERYWHERE)):
         return given
     if isinstance(given, torch.nn.Module):
         return [given]
@@ -104,7 +104,7 @@ def _within(name: str, given: Any) -> Within:
         modules = []
     wrong = next((one for one in modules if not isinstance(one, torch.nn.Module)), given)
     if not modules or wrong is not given:
-        what = 'None, "modules", a module or a list of modules'
+        what = f'None, "{MODULES}", "{EVERYWHERE}", a module or a list of modules'
         raise ValueError(f"`{name}` must be {what}; got {type(wrong).__name__}: {wrong!r}")
     return modules
 
@@ -243,15 +243,20 @@ class Options:
     )
     within: Within = _option(
         None,
-        'The code in which operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while '
-        "the forward of an ``nn.Module`` runs. A module or a list of modules: only while the forward of one of them "
-        "runs. Elsewhere nothing is lowered, but tensors that are already in lower precision still follow the float32 "
-        "list and rules 2 to 4.",
+        'The code in which operations are lowered. ``"modules"``: only while the forward of an ``nn.Module`` runs. A '
+        "module or a list of modules: only while the forward of one of them runs. Elsewhere nothing is lowered, but "
+        "tensors that are already in lower precision still follow the float32 list and rules 2 to 4. "
+        '``"everywhere"``: wherever Python code calls torch. None: the preset decides; ``"recommended"`` lowers in '
+        "modules, all others everywhere.",
         _within,
         more="rules.md#where-the-lists-lower-within",
         takes_modules=True,
         flag=_flag(
-            "--within", "run", "diagnose", choices=["modules"], help="lower only while the forward of some module runs"
+            "--within",
+            "run",
+            "diagnose",
+            choices=[MODULES, EVERYWHERE],
+            help="lower only while the forward of some module runs, or everywhere; the preset decides by default",
         ),
     )
     rules: Mapping[str, str | torch.dtype] | None = _option(
@@ -348,6 +353,11 @@ class Options:
     def lower(self) -> str:
         """The name of the lower precision."""
         return PRECISIONS[lower_dtype("dtype", self.dtype)]
+
+    @property
+    def lowers_everywhere(self) -> bool:
+        """True if the lists lower wherever Python code calls torch."""
+        return self.within is None or self.within == EVERYWHERE
 
     @property
     def modules(self) -> list[torch.nn.Module] | None:

@@ -11,7 +11,11 @@ from functools import cache
 from typing import Any
 
 from habana_mp import ops
+from habana_mp.common.errors import ListError
 from habana_mp.policy.lists import DIRECTORY, Listed, parse_line, read_list
+
+#: Where lists may lower.
+MODULES, EVERYWHERE = "modules", "everywhere"
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Preset:
     widest: tuple[Listed, ...] = ()
     of_autocast: bool = False
     """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
+    within: str = EVERYWHERE
+    """Where its lists lower unless ``convert`` says so: ``"modules"`` or ``"everywhere"``."""
 
 
 #: Folder names that say nothing about the model.
@@ -34,8 +40,9 @@ _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "co
 #: The keys of the lists in a preset's file; see CONTRIBUTING.md.
 _PARTS = ("lower", "fp32", "widest")
 
-#: The file of the lower list in a folder of lists, the first one that is there.
+#: The file of the lower list in a folder of lists, the first one that is there, and the one that says where they lower.
 _LOWER_FILES = ("bf16.txt", "fp16.txt")
+WITHIN_FILE = "within.txt"
 
 #: The most names that an error suggests.
 _SHOWN = 5
@@ -69,6 +76,7 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
         content["description"],
         **lists,
         of_autocast=content.get("of_autocast", False),
+        within=content.get("within", EVERYWHERE),
     )
 
 
@@ -166,7 +174,19 @@ def _of_folder(folder: str) -> Preset:
     """Returns the lists that `hmp.tune` writes into a folder, or a user by hand."""
     lower = next((name for name in _LOWER_FILES if os.path.isfile(os.path.join(folder, name))), _LOWER_FILES[0])
     lists = [read_list(os.path.join(folder, name)) for name in (lower, "fp32.txt")]
-    return Preset(folder, f"the lists in {folder}", lower=lists[0], fp32=lists[1])
+    within = _within_of_file(os.path.join(folder, WITHIN_FILE))
+    return Preset(folder, f"the lists in {folder}", lower=lists[0], fp32=lists[1], within=within)
+
+
+def _within_of_file(path: str) -> str:
+    """Returns the word in the file; the default if there is no such file. Raises ListError for another word."""
+    if not os.path.isfile(path):
+        return EVERYWHERE
+    words = read_list(path)
+    for word in words:
+        if word.name not in (MODULES, EVERYWHERE) or len(words) > 1:
+            raise ListError(f"{word.where}: it must be one line, `{MODULES}` or `{EVERYWHERE}`; got `{word.line_text}`")
+    return words[0].name if words else EVERYWHERE
 
 
 def presets_with(part: str) -> list[Preset]:

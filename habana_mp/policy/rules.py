@@ -120,11 +120,6 @@ class Policy:
     module_rules: ModuleRules = field(default=NO_MODULE_RULES, compare=False)
     rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
 
-    @property
-    def named(self) -> dict[str, tuple[str, str]]:
-        """The precision that a list gives an operation, and the place in that list, by operation."""
-        return {operation: (precision, listed.where) for operation, (precision, listed) in self.lines.items()}
-
 
 def ruling_without_list(operation: str) -> Ruling:
     """Returns what holds for an operation that no list names: rules 2 to 4, 8 and 9."""

@@ -6,7 +6,6 @@ import platform
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import torch
 from habana_mp import _core
 from habana_mp.common.version import __version__
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
-from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
+from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
+from habana_mp.policy.kept import are_there_kept
+from habana_mp.policy.module_rules import KEPT
 from habana_mp.reporting.merging import key_of, sum_of
 from habana_mp.reporting.records import (
     REASONS,
@@ -55,12 +56,17 @@ class Stopwatch:
 stopwatch = Stopwatch()
 
 
-def _rule_of(operation: str, precision: str, reason: str) -> str | None:
-    """Returns the rule behind a reason. The lists are rule 1: it returns the places of their lines."""
+def _rule_of(operation: str, precision: str, reason: str, module: str | None = None) -> tuple[str | None, bool]:
+    """Returns the rule behind a reason, and whether it is the user's own line. The lists are rule 1: it returns the
+    places of their lines."""
     rule = REASONS[reason].rule
     if rule != "rule 1":
-        return rule
-    return " or ".join(places_in_lists(operation, precision if reason == "list" else None)) or None
+        return rule, False
+    lines = lines_about(operation, precision if reason == "list" else None, module)
+    places = " or ".join(dict.fromkeys(one.where for one in lines))
+    if not places and reason == "list" and are_there_kept():
+        return KEPT.source, True
+    return places or None, any(not one.shipped for one in lines)
 
 
 def _plain_name(operation: str) -> str:
@@ -72,7 +78,7 @@ def current() -> Report:
     """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
     counted = _counted()
-    watched = [_row_of(number, record, counted) for number, record in enumerate(records)]
+    watched = [_row_of(number, record) for number, record in enumerate(records)]
     for row in watched:
         counted[row.operation, row.precision, row.reason].take_away(row)
     rows, places = _one_each(watched)
@@ -104,6 +110,7 @@ class _Counts:
     """The counts of one operation, precision and reason, and the rule behind the reason."""
 
     rule: str | None = None
+    is_own: bool = False
     calls: int = 0
     casts: int = 0
     bytes: int = 0
@@ -121,7 +128,16 @@ class _Counts:
     def row(self, key: tuple[str, str, str], order: int) -> Row:
         operation, precision, reason = key
         return Row(
-            operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, small=self.small, order=order
+            operation,
+            precision,
+            self.calls,
+            self.casts,
+            self.bytes,
+            reason,
+            self.rule,
+            is_own=self.is_own,
+            small=self.small,
+            order=order,
         )
 
 
@@ -129,7 +145,8 @@ def _counted() -> dict[tuple[str, str, str], _Counts]:
     counted: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
     for name, _, precision, reason, calls, casts, size, small in _core.counts():
         one = counted[_plain_name(name), precision, reason]
-        one.rule = one.rule or _rule_of(name, precision, reason)
+        if one.rule is None:
+            one.rule, one.is_own = _rule_of(name, precision, reason)
         one.calls += calls
         one.casts += casts
         one.bytes += size
@@ -137,7 +154,7 @@ def _counted() -> dict[tuple[str, str, str], _Counts]:
     return counted
 
 
-def _row_of(number: int, record: dict[str, Any], counted: Mapping[tuple[str, str, str], _Counts]) -> Row:
+def _row_of(number: int, record: dict[str, Any]) -> Row:
     key = _plain_name(record["operation"]), record["precision"], record["reason"]
     same = (
         "calls",
@@ -154,10 +171,12 @@ def _row_of(number: int, record: dict[str, Any], counted: Mapping[tuple[str, str
         "refused",
         "noticed",
     )
+    rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"])
     return Row(
         operation=key[0],
         precision=key[1],
-        rule=counted[key].rule,
+        rule=rule,
+        is_own=is_own,
         seconds=record["nanoseconds"] / 1e9,
         cast_seconds=record["cast_nanoseconds"] / 1e9,
         order=number,

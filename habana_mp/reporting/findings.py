@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
+from habana_mp.policy.module_rules import KEPT
 from habana_mp.reporting.records import PRECISIONS, REASONS, Edge, Records, Row
 from habana_mp.reporting.remedies import in_words, rules_for
 
@@ -51,7 +52,7 @@ class Finding:
 def findings_of(report: Records) -> tuple[Finding, ...]:
     """Returns all findings: the most unusual kinds first, and the most expensive finding of each kind first."""
     sources = _sources(report)
-    whole, _ = _size(report, report.rows)
+    whole, _ = report.size
     found: list[Finding] = []
     for kind in _KINDS:
         numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
@@ -82,6 +83,7 @@ def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ..
     lines = [
         *_off_for_no_device(report),
         _share(report, findings),
+        *_outside(report),
         *_off(report),
         *_in_float32(report, findings),
         *_dearest_casts(report),
@@ -110,8 +112,9 @@ def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
 
 
 def _share(report: Records, findings: tuple[Finding, ...]) -> str:
-    """Returns the line with the share of each precision: of the time, or of the calls if no time was taken."""
-    rows = list(report.rows)
+    """Returns the line about products, and about the share of each precision: of the time, or of the calls if no time
+    was taken. Steps of optimizers are no part of it."""
+    rows = report.main_rows
     if not any(row.is_lower for row in rows):
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
     whole, of_time = _size(report, rows)
@@ -123,7 +126,28 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     verb, what = ("took", "operations' time") if of_time else ("had", "calls")
     others = f", {', '.join(parts[1:])}" if parts[1:] else ""
     time = f", {_time(whole)}" if of_time else ""
-    return f"{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}){_caution(rows)}"
+    steps = sum(row.calls for row in report.rows) - sum(row.calls for row in rows)
+    left_out = f"; not counted: {_count(steps, 'call')} in optimizers' steps" if steps else ""
+    return (
+        f"{_of_products(report, rows)}{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}{left_out})"
+        f"{_caution(rows)}"
+    )
+
+
+def _of_products(report: Records, rows: list[Row]) -> str:
+    """Returns the sentence about products, or an empty text if there were none."""
+    products = [row for row in rows if _is_product(row)]
+    lower = [row for row in products if row.is_lower]
+    many, most = sum(row.calls for row in products), sum(row.calls for row in lower)
+    precisions = {row.precision for row in lower}
+    where = f"in {precisions.pop()}" if len(precisions) == 1 else "in lower precision"
+    if not products:
+        return ""
+    if most == many:
+        return f"{'The' if many == 1 else f'All {many:,}'} product{'' if many == 1 else 's'} ran {where}. "
+    whole, of_time = _size(report, products)
+    time = f", {_percent(_share_of(_size(report, lower)[0], whole))} of their time" if of_time and lower else ""
+    return f"{f'{most:,}' if most else 'None'} of {_count(many, 'product')} ran {where}{time}. "
 
 
 _SUBJECTS = {"unchanged": "calls left alone"}
@@ -131,8 +155,6 @@ _SUBJECTS = {"unchanged": "calls left alone"}
 
 def _size(report: Records, rows: Iterable[Row]) -> tuple[float, bool]:
     """Returns the size of the rows, as that of the whole report: their time and True, or their calls and False."""
-    if rows is report.rows:
-        return report.size
     _, of_time = report.size
     return (_seconds(rows) if of_time else float(sum(row.calls for row in rows))), of_time
 
@@ -159,9 +181,6 @@ def _is_off(reason: str) -> bool:
     return reason in REASONS and REASONS[reason].casts_off
 
 
-_WITHIN = "convert(within=...)"
-
-
 def _why_nothing_was_called(report: Records) -> str:
     if report.configuration is None:
         return "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)"
@@ -170,7 +189,7 @@ def _why_nothing_was_called(report: Records) -> str:
     within = report.configuration.get("within")
     if within is not None:
         where = "a module" if within == "modules" else "the modules that convert was given"
-        return f"Nothing ran in lower precision: no operation was called in {where}, and {_WITHIN} lowers only there"
+        return f"Nothing ran in lower precision: no operation was called in {where}, and the lists lower only there"
     return "Nothing ran in lower precision: no covered operation was called where casts are on"
 
 
@@ -181,13 +200,13 @@ def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> st
     if report.configuration.get("opt_level") == "O0":
         return ': opt_level="O0" casts nothing'
     by_reason = Counter[str]()
-    for row in report.rows:
+    for row in report.main_rows:
         by_reason[row.reason] += row.calls
     ((reason, calls),) = by_reason.most_common(1)
     rows = [row for row in report.rows if row.reason == reason]
     within = report.configuration.get("within")
     if within is not None and all(row.module is None for row in report.rows):
-        return f": no module ran, and {_WITHIN} lowers only in one"
+        return ": no module ran, and the lists lower only in one"
     if _is_off(reason) or any(report.rows[number] in rows for one in findings for number in one.rows):
         return ""
     how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
@@ -207,10 +226,22 @@ def _off_for_no_device(report: Records) -> Iterator[str]:
         )
 
 
+def _outside(report: Records) -> Iterator[str]:
+    """Yields a line about the products that ran in float32 outside of modules."""
+    rows = [row for row in report.rows if row.reason == "outside" and row.precision == "fp32"]
+    if rows:
+        named = ", ".join(dict.fromkeys(f"`{row.operation}`" for row in rows[:3]))
+        yield (
+            f"{_count(sum(row.calls for row in rows), 'product')} outside of modules ran in float32 ({named}"
+            f"{_at(rows, ', most at ', with_modules=False)}): `with hmp.autocast():` lowers there, and "
+            '`convert(within="everywhere")` everywhere'
+        )
+
+
 def _off(report: Records) -> Iterator[str]:
     """Yields a line about the calls that ran with casts off."""
     groups: dict[str, list[Row]] = defaultdict(list)
-    for row in report.rows:
+    for row in report.main_rows:
         if _is_off(row.reason):
             groups[row.why].append(row)
     if not groups:
@@ -230,11 +261,11 @@ def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]
     found = {number for finding in findings for number in finding.rows}
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for number, row in enumerate(report.rows):
-        if row.precision == "fp32" and number not in found:
+        if row.precision == "fp32" and number not in found and row.reason != "outside":
             # Outside of modules, one line may be a whole step of an optimizer.
             is_line = row.place and not row.module
             groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
-    whole, _ = _size(report, report.rows)
+    whole, _ = report.size
     parts: list[str] = []
     for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
         share = _share_of(_size(report, rows)[0], whole)
@@ -253,6 +284,8 @@ def _part_in_float32(rows: list[Row], share: str) -> str:
 
 
 def _because(row: Row) -> str:
+    if row.rule == KEPT.source:
+        return f"kept by {row.rule}"
     if row.reason == "list" and row.rule is not None:
         return f"listed at {row.rule}"
     return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
@@ -260,7 +293,7 @@ def _because(row: Row) -> str:
 
 def _dearest_casts(report: Records) -> Iterator[str]:
     """Yields a line about the time of casts, and the row with the most of it."""
-    rows = report.rows
+    rows = report.main_rows
     time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
     if not time or not casting or _is_traced(rows):
         return
@@ -309,8 +342,18 @@ def _has_no_kernel(row: Row) -> bool:
     return row.reason == "no_kernel" and row.precision == "fp32" and row.operation not in _LOSSES
 
 
+def _is_own_choice(row: Row) -> bool:
+    """True if a line that the user wrote decides. No finding advises against it."""
+    return row.is_own and row.reason == "list"
+
+
 def _is_product_in_float32(row: Row) -> bool:
-    return row.precision == "fp32" and row.reason != "no_kernel" and _is_product(row)
+    return (
+        not _is_own_choice(row)
+        and row.precision == "fp32"
+        and row.reason not in ("no_kernel", "outside")
+        and _is_product(row)
+    )
 
 
 def _is_loss_in_lower(row: Row) -> bool:
@@ -351,7 +394,13 @@ def _is_too_small(row: Row) -> bool:
     """True for a short product whose casts take more than a third of its time."""
     seconds = row.seconds or 0.0
     is_short = row.calls >= _MANY_CALLS and seconds < row.calls * _SHORT
-    return row.is_lower and is_short and _is_product(row) and 3 * (row.cast_seconds or 0.0) > seconds
+    return (
+        row.is_lower
+        and is_short
+        and _is_product(row)
+        and not _is_own_choice(row)
+        and 3 * (row.cast_seconds or 0.0) > seconds
+    )
 
 
 #: The most unusual kinds first. Kinds about wrong results come before those about time.
@@ -456,6 +505,8 @@ def _rule_of(report: Records, sources: dict[int, list[Edge]], kind: _Kind, numbe
         makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
         rows = [maker for maker in makers if maker.is_lower] or rows
         rows = [row for row in rows if row.operation == rows[0].operation]
+    if any(map(_is_own_choice, rows)):
+        return {}
     rules = rules_for(rows, kind.mended_by)
     # A line that holds everywhere would contradict the one that decides now.
     is_listed = any(row.reason == "list" for row in rows) and kind.mended_by == "lower"
@@ -559,7 +610,7 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
 def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
     """Finds calls between neighbours of the other precision: their input is cast, and their result is cast back. The
     advice to lower a call is given only if it saves a hundredth of all time."""
-    least = _LEAST_SHARE * _seconds(report.rows)
+    least = _LEAST_SHARE * _seconds(report.main_rows)
     ins, outs = defaultdict(list), defaultdict(list)
     for edges in sources.values():
         for edge in edges:
@@ -575,6 +626,8 @@ def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding
         saves = (row.cast_seconds or 0.0) + sum(_part(report.rows[edge.target], edge.casts) for edge in after)
         # A product should stay lower; so should any operation that takes longer than the casts around it.
         if row.is_lower and (_is_product(row) or saves < (row.seconds or 0.0)):
+            continue
+        if _is_own_choice(row):
             continue
         between.append((number, before[0], after[0].target, saves))
     found = []
@@ -642,7 +695,7 @@ def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> 
 def _weight(report: Records, rows: list[Row]) -> str:
     """Returns the number of calls, and their share of all time."""
     size, of_time = _size(report, rows)
-    share = _share_of(size, _size(report, report.rows)[0])
+    share = _share_of(size, report.size[0])
     return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")
 
 

@@ -28,6 +28,8 @@ class Row:
     reason: str = ""
     #: The list and line, or the rule, behind the reason.
     rule: str | None = None
+    #: True if that is a line of the user's own.
+    is_own: bool = False
     module: str | None = None
     file: str | None = None
     line: int | None = None
@@ -201,11 +203,16 @@ class Records:
 
     @computed_once
     def size(self) -> tuple[float, bool]:
-        """The time of all rows and True. If times are missing or are those of tracing: their calls and False."""
-        seconds = self.total("seconds")
+        """The time of `main_rows` and True. If times are missing or are those of tracing: their calls and False."""
+        seconds = sum(row.seconds or 0.0 for row in self.main_rows)
         if seconds and not any(row.phase == "traced" for row in self.rows):
             return seconds, True
-        return float(sum(row.calls for row in self.rows)), False
+        return float(sum(row.calls for row in self.main_rows)), False
+
+    @computed_once
+    def main_rows(self) -> list[Row]:
+        """All rows but those of optimizers' steps, unless there are no others: what shares are shares of."""
+        return [row for row in self.rows if row.reason != "optimizer_step"] or list(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -21,6 +21,7 @@ _Path = str | os.PathLike[str]
 
 #: The types that a field of a report may have in JSON, by its annotation.
 _KINDS: dict[str, Any] = {
+    "bool": bool,
     "str": str,
     "str | None": str | None,
     "int": int,

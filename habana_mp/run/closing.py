@@ -27,15 +27,15 @@ def ran_lower(report: Report) -> bool:
 def line(report: Report) -> str:
     """Returns one line: the calls by precision, the share of the time in a lower precision, and the largest cost."""
     calls: dict[str, int] = {}
-    for row in report:
+    for row in report.main_rows:
         calls[row.precision] = calls.get(row.precision, 0) + row.calls
     if not calls:
         never = "`hmp.convert` was not called"
         return never if report.configuration is None else "no covered operation was called"
     parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in PRECISIONS if one in calls)]
-    seconds = report.total("seconds")
+    seconds = sum(row.seconds or 0.0 for row in report.main_rows)
     if seconds:
-        lower = sum(row.seconds or 0.0 for row in report if row.is_lower)
+        lower = sum(row.seconds or 0.0 for row in report.main_rows if row.is_lower)
         parts.append(f"{lower / seconds:.0%} of their time in lower precision")
     costs = _costs(report, "seconds" if seconds else "bytes")
     if costs:

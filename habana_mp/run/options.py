@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(
             "--lists",
             metavar="FOLDER",
-            help="both list files, as `habana-mp tune --write` makes them: bf16.txt and fp32.txt",
+            help="a folder of lists, as `habana-mp tune --write` makes it: bf16.txt, fp32.txt and within.txt",
         )
 
 
@@ -52,12 +52,12 @@ def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace, co
     """Returns the arguments of `convert`. Ends the program if they contradict each other."""
     values = {name: getattr(given, name) for name in flags(command) if hasattr(given, name)}
     if given.lists:
-        if not values.keys().isdisjoint(_FILES):
-            parser.error("--lists names both list files; leave out --bf16 and --fp32")
-        for name, file in zip(_FILES, (values.get("dtype", "bf16"), "fp32"), strict=True):
-            values[name] = os.path.join(given.lists, f"{file}.txt")
-            if not os.path.isfile(values[name]):
-                parser.error(f"--lists must be a folder with list files; {values[name]} is not there")
+        if not values.keys().isdisjoint({"preset", *_FILES}):
+            parser.error("--lists names all lists; leave out --bf16, --fp32 and --preset")
+        for file in (values.get("dtype", "bf16"), "fp32"):
+            if not os.path.isfile(path := os.path.join(given.lists, f"{file}.txt")):
+                parser.error(f"--lists must be a folder with list files; {path} is not there")
+        values["preset"] = absolute(given.lists)
     for name in values.keys() & _FILES:
         values[name] = absolute(values[name])
     if "rules" in values:

@@ -112,7 +112,7 @@ class _RunsHere:
     @contextmanager
     def _converted(self, rules: Rules) -> Iterator[Policy]:
         policy = self._policy(rules)
-        installation.install(policy)
+        installation.install(policy, Options(within=self._lists.within))
         try:
             yield policy
         finally:

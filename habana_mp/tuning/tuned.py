@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from habana_mp.policy.lists import IN_MODULES, Listed
-from habana_mp.policy.presets import preset_named
+from habana_mp.policy.presets import EVERYWHERE, MODULES, WITHIN_FILE, preset_named
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,8 +54,9 @@ class Tuned:
         return f"<Tuned with {len(self.rules)} rules; print() shows them>"
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes ``bf16.txt`` (``fp16.txt`` for float16) and ``fp32.txt`` into a folder, which is created if it is
-        missing. The line before each tuned line contains its reason. Pass the files to :func:`convert`."""
+        """Writes ``bf16.txt`` (``fp16.txt`` for float16), ``fp32.txt`` and ``within.txt`` into a folder, which is
+        created if it is missing. The line before each tuned line contains its reason. The folder is a preset of
+        :func:`convert`."""
         write_lists(folder, self.preset, self.dtype, self.rules, self.faster)
 
 
@@ -74,6 +75,9 @@ def write_lists(
     files = path / f"{dtype}.txt", path / "fp32.txt"
     for file, lines in zip(files, ([head, *lower], [head, *tuned, *fp32]), strict=True):
         file.write_text("\n".join(lines) + "\n", "utf-8")
+    (path / WITHIN_FILE).write_text(
+        f"# Where the lists lower: `{MODULES}` or `{EVERYWHERE}`.\n{lists.within}\n", "utf-8"
+    )
     return files
 
 

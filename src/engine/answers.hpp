@@ -15,7 +15,6 @@ inline constexpr Decision protected_call{Precision::unchanged, Reason::autocast_
 const Rule& rule_of_lists(const Target& target);
 
 // Each returns the result of the call, or null with an exception set.
-template <bool is_watched>
 PyObject* answer_by_rule(Target& target, const Rule& first, const Arguments& arguments);
 PyObject* answer_protected(Target& target, const Arguments& arguments);
 

@@ -83,11 +83,10 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// Returns the decision to report for a call that is made as it is written. While calls are watched, an optimizer step
-// has its own reason.
-template <bool is_watched>
+// Returns the decision to report for a call that is made as it is written. An optimizer step has its own reason.
 Decision decision_to_report(Decision decision) {
-  if (!is_watched || thread_state.optimizer_steps == 0) return decision;
+  if (thread_state.optimizer_steps == 0) [[likely]]
+    return decision;
   const bool is_step = reason_against_casts(thread_state) == Reason::optimizer_step;
   return is_step ? Decision{Precision::unchanged, Reason::optimizer_step} : decision;
 }
@@ -95,7 +94,6 @@ Decision decision_to_report(Decision decision) {
 }  // namespace
 
 // Not inlined, so that calls which `answer` ends early need no stack space for a reading.
-template <bool is_watched>
 [[gnu::noinline]] PyObject* answer_by_rule(Target& target, const Rule& first, const Arguments& arguments) {
   const Rule* rule = &first;
   std::optional<Decision> shown;  // the decision to report, if it is not the plan's
@@ -120,13 +118,10 @@ template <bool is_watched>
     }
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result);
-    report(target, decision_to_report<is_watched>(shown.value_or(plan.decision)), {});
+    report(target, decision_to_report(shown.value_or(plan.decision)), {});
     return result;
   }
 }
-
-template PyObject* answer_by_rule<false>(Target&, const Rule&, const Arguments&);
-template PyObject* answer_by_rule<true>(Target&, const Rule&, const Arguments&);
 
 // Counts a call, also one that failed, and returns `result`.
 static PyObject* counted_as_protected(Target& target, PyObject* result) {

@@ -58,6 +58,11 @@ Rule without_lowering(const Rule& listed, const Rule& unlisted) {
   const bool lowers = listed.action == Action::precision && is_lower(listed.to);
   const Rule& rule = lowers ? unlisted : listed;
   if (rule.action == Action::none) return no_rule;
+  if (lowers && listed.is_product) {
+    Rule counted = rule;
+    counted.reason = rules::Reason::outside;
+    return counted;
+  }
   Rule made;
   made.rule_for_lowered = intern(rule);
   return made;

@@ -34,7 +34,7 @@ PyObject* watched_as_written(Target& target, const Arguments& arguments, Decisio
 PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Arguments& arguments) {
   return watched(target, arguments, [&](watch::Call& call) {
     const auto refused = weights::refusals_so_far();
-    PyObject* result = answer_by_rule<true>(target, rule, arguments);
+    PyObject* result = answer_by_rule(target, rule, arguments);
     for (std::size_t why = 0; why < refused.size(); ++why) {
       if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(static_cast<std::uint8_t>(why));
     }
@@ -75,7 +75,7 @@ void convert_timed(const void* source, Kind from, void* target, Kind to, std::in
   tensor::untimed_makers.convert(source, from, target, to, count);
 }
 
-constexpr Answers answers_unwatched{&answer_by_rule<false>, &answer_protected, &call_original, &call_original};
+constexpr Answers answers_unwatched{&answer_by_rule, &answer_protected, &call_original, &call_original};
 constexpr Answers answers_watched{&answer_by_rule_watched, &answer_protected_watched, &answer_disabled_watched,
                                   &answer_unlisted_watched};
 

@@ -61,6 +61,8 @@ enum ReasonFlag : unsigned {
          "Gaussian processes, metrics, and what `exact` names")                                                        \
   REASON(arithmetic, "rule 11", over_unlisted, "", "arithmetic on float32 alone",                                      \
          "with `within`: no input is in lower precision, and no Parameter meets an activation")                        \
+  REASON(outside, "within", none, "", "outside of modules",                                                            \
+         "with `within`: a product that the list would lower in a module; its first input decides")                    \
   REASON(other_device, "autocast", none, "elsewhere", "the region is for another device",                              \
          "none of its tensors is on the device of the `hmp.autocast` around it")                                       \
   REASON(op_wrap, "op_wrap", none, "", "wrapped by op_wrap",                                                           \

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp, ops
+from habana_mp.common.errors import ListError
+from habana_mp.policy.presets import presets
+from habana_mp.reporting.records import short_place
 from helpers.cases import CASES, CLOSE, Case
 from helpers.comparing import assert_same, tensors
 from helpers.compiling import BACKENDS
@@ -78,7 +83,7 @@ def test_outside_of_modules_an_operation_gives_what_plain_torch_gives(case: Case
     plain = case.run()
     hmp.convert(within="modules")
     assert_same(case.run(), plain)
-    assert not hmp.report(show=False).rows
+    assert all((row.precision, row.reason) == ("fp32", "outside") for row in hmp.report(show=False).rows)
 
 
 @each("case", SOME)
@@ -232,6 +237,60 @@ def test_the_backward_of_a_python_function_is_outside() -> None:
     assert seen == [FP32]
 
 
+# ---- where it is not given: as the preset says -----------------------------------------------------------------------
+
+
+def test_the_recommended_lists_lower_in_modules_and_all_others_everywhere() -> None:
+    assert [name for name, one in presets().items() if one.within != "everywhere"] == ["recommended"]
+    for name in ("recommended", "hmp-default", "torch-cpu"):
+        hmp.convert(preset=name)
+        assert Layer()(X).dtype is BF16
+        assert (X @ X.t()).dtype is (FP32 if name == "recommended" else BF16), name
+    for options in ({"preset": "recommended", "within": "everywhere"}, {}):
+        hmp.convert(**options)
+        assert (X @ X.t()).dtype is BF16
+    hmp.convert(preset="recommended")
+    assert (X @ X.t()).dtype is FP32  # nothing is left of the call before
+    with hmp.autocast("cpu", preset="recommended"):
+        assert (X @ X.t()).dtype is BF16
+
+
+@each(
+    "within, expected",
+    [("", BF16), ("modules\n", FP32), ("# where\neverywhere\n", BF16), ("modules\nmodules\n", None), ("here\n", None)],
+)
+def test_a_folder_of_lists_says_where_they_lower(tmp_path: Path, within: str, expected: torch.dtype | None) -> None:
+    for name, text in {"bf16": "mm\nmatmul\n", "fp32": "", "within": within}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    if expected is None:
+        with pytest.raises(ListError, match=r"within\.txt:1: it must be one line, `modules` or `everywhere`; got"):
+            hmp.convert(preset=str(tmp_path))
+        assert not hmp.is_converted()
+    else:
+        hmp.convert(preset=str(tmp_path))
+        assert (X @ X.t()).dtype is expected
+        assert Calls(torch.mm)(X, X.t()).dtype is BF16
+
+
+def test_the_first_lines_count_what_ran_outside_of_modules_and_say_how_to_lower_it() -> None:
+    model = Layer()
+    hmp.convert(preset="recommended", report="lines")
+    for _ in range(3):
+        (model(X) @ X).sum()
+    first, second, *_ = hmp.report(show=False).words
+    line = inspect.getsourcelines(test_the_first_lines_count_what_ran_outside_of_modules_and_say_how_to_lower_it)[1] + 4
+    assert first.startswith("All 9 products ran in bf16. ")  # its input was lower
+    hmp.reset_report()
+    for _ in range(3):
+        model(X @ X.t() @ X)
+    first, second, *_ = hmp.report(show=False).words
+    assert first.startswith("6 of 12 products ran in bf16, ")
+    assert second == (
+        f"6 products outside of modules ran in float32 (`matmul`, most at {short_place(__file__, line + 6)}): "
+        '`with hmp.autocast():` lowers there, and `convert(within="everywhere")` everywhere'
+    )
+
+
 # ---- these modules only ----------------------------------------------------------------------------------------------
 
 
@@ -276,7 +335,7 @@ def test_modules_are_not_kept_alive() -> None:
 
 @each("wrong", ["module", "", [], (), {}, 3, [nn.ReLU(), 3], nn.ReLU])
 def test_what_is_no_module_is_refused_and_nothing_changes(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r'`within` must be None, "modules", a module or a list of modules; got'):
+    with pytest.raises(ValueError, match=r'`within` must be None, "modules", "everywhere", a module or a list'):
         hmp.convert(within=wrong)
     assert not hmp.is_converted()
     hmp.convert(within="modules")
@@ -290,7 +349,7 @@ def test_what_is_no_module_is_refused_and_nothing_changes(wrong: Any) -> None:
 
 def test_convert_again_replaces_where_it_casts() -> None:
     layer = Layer()
-    for within, expected in (("modules", STEP), (layer, STEP), (None, [BF16, BF16, FP32, BF16, BF16])):
+    for within, expected in (("modules", STEP), (layer, STEP), ("everywhere", [BF16, BF16, FP32, BF16, BF16])):
         hmp.convert(within=within)
         result = step(layer, X)
         assert dtypes(result[:3]) == expected[:3]

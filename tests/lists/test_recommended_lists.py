@@ -29,9 +29,15 @@ LOWERED: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @each("call", LOWERED.values())
-def test_products_are_lowered(call: Callable[[], torch.Tensor]) -> None:
-    hmp.convert(preset="recommended")
+def test_products_are_lowered_in_modules_and_elsewhere_where_one_says_so(call: Callable[[], torch.Tensor]) -> None:
+    class Model(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return call()
+
+    hmp.convert(preset="recommended", within="everywhere")
     assert call().dtype is BF16
+    hmp.convert(preset="recommended")
+    assert Model()().dtype is BF16
 
 
 FOLLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -41,7 +41,7 @@ def test_an_empty_report_says_why() -> None:
     )
     assert converted.words == ("Nothing ran in lower precision: no covered operation was called where casts are on",)
     (within,) = report(within="modules").words
-    assert "no operation was called in a module, and convert(within=...)" in within
+    assert "no operation was called in a module, and the lists lower only there" in within
     (given_modules,) = report(within="modules given").words
     assert "no operation was called in the modules that convert was given" in given_modules
     assert [one.findings for one in (not_converted, converted)] == [(), ()]
@@ -49,15 +49,20 @@ def test_an_empty_report_says_why() -> None:
 
 def test_the_share_is_of_time_where_it_was_taken_and_of_calls_elsewhere() -> None:
     softmax = row("softmax", "fp32", rule="fp32.txt:2", seconds=3.0)
-    assert report(LOWER, softmax).words[0] == ("bf16 took 25 % of the operations' time, fp32 75 % (200 calls, 4.00 s)")
+    assert report(LOWER, softmax).words[0] == (
+        "All 100 products ran in bf16. bf16 took 25 % of the operations' time, fp32 75 % (200 calls, 4.00 s)"
+    )
     by_calls = report(row("linear", "bf16", seconds=None), row("softmax", "fp32", seconds=None, calls=300))
-    assert by_calls.words[0] == "bf16 had 25 % of the calls, fp32 75 % (400 calls)"
+    assert by_calls.words[0] == "All 100 products ran in bf16. bf16 had 25 % of the calls, fp32 75 % (400 calls)"
 
 
 def test_calls_where_casts_are_off_are_counted_apart() -> None:
     step = row("mul_", "unchanged", "disabled", line=9, calls=4000, seconds=5.0)
     first, second, *_ = report(LOWER, step).words
-    assert first == "bf16 took 17 % of the operations' time, calls left alone 83 % (4,100 calls, 6.00 s)"
+    assert first == (
+        "All 100 products ran in bf16. "
+        "bf16 took 17 % of the operations' time, calls left alone 83 % (4,100 calls, 6.00 s)"
+    )
     assert second == "Casts were off in 4,000 calls (5.00 s): under disable_casts 4,000, most at train.py:9"
 
 
@@ -72,7 +77,8 @@ def test_few_calls_are_warned_about() -> None:
 def test_traced_calls_have_no_time_of_their_own() -> None:
     traced = row("linear", "bf16", phase="traced", seconds=60.0, cast_seconds=50.0)
     assert report(traced).words == (
-        "bf16 had 100 % of the calls (100 calls). Of compiled code the calls of its tracing count",
+        "All 100 products ran in bf16. bf16 had 100 % of the calls (100 calls). "
+        "Of compiled code the calls of its tracing count",
     )
 
 
@@ -82,7 +88,7 @@ def test_traced_calls_have_no_time_of_their_own() -> None:
         ([row("add", "fp32", "widest", rule="rule 2")], {}, ": 100 calls in fp32 at train.py:7 (widest input, rule 2)"),
         ([row("pad", "unchanged", "ineligible")], {}, ": 100 calls left alone at train.py:7 (inputs are never cast)"),
         ([row("add", "fp32", "widest")], {"opt_level": "O0"}, ': opt_level="O0" casts nothing'),
-        ([row("add", "fp32", "widest")], {"within": "modules"}, ": no module ran, and convert(within=...) lowers only"),
+        ([row("add", "fp32", "widest")], {"within": "modules"}, ": no module ran, and the lists lower only in one"),
         # The line after it says so.
         ([row("linear", "unchanged", "disabled")], {}, ""),
         ([row("linear", "unchanged", "ineligible")], {}, ""),

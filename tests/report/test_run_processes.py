@@ -46,6 +46,9 @@ if __name__ == "__main__":
             child.join()
 """
 
+#: The scripts here compute outside of modules.
+EVERYWHERE = (*RUN, "--within", "everywhere")
+
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -59,7 +62,7 @@ def calls(path: Path) -> dict[tuple[str, str], int]:
 )
 def test_children_of_multiprocessing_are_converted_and_counted(method: str, script: list[str], tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(CHILD)
-    done = python(*RUN, "--report", "out.json", *script, cwd=tmp_path, TMPDIR=str(tmp_path))
+    done = python(*EVERYWHERE, "--report", "out.json", *script, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     main = "__main__" if method == "fork" else "__mp_main__"
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -77,7 +80,7 @@ def test_a_script_whose_children_alone_compute_passes_what_is_required(tmp_path:
     body = "import torch\ndef work(rank):\n    torch.ones(2, 2) @ torch.ones(2, 2)\n"
     start = "if __name__ == '__main__':\n    torch.multiprocessing.spawn(work, nprocs=1)\n"
     (tmp_path / "starts.py").write_text(body + start)
-    done = python(*RUN, "--require-lowered", "starts.py", cwd=tmp_path)
+    done = python(*EVERYWHERE, "--require-lowered", "starts.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "calls: 1 in bf16" in done.stderr
 
@@ -85,7 +88,7 @@ def test_a_script_whose_children_alone_compute_passes_what_is_required(tmp_path:
 def test_only_the_parent_of_a_fork_prints(tmp_path: Path) -> None:
     code = "import os, sys, torch\nchild = os.fork()\ntorch.ones(2, 2) @ torch.ones(2, 2)\nif child:\n    os.wait()\n"
     (tmp_path / "forks.py").write_text(f"{code}sys.exit(0 if child else 5)\n")
-    done = python(*RUN, "--require-lowered", "--report", "out.json", "forks.py", cwd=tmp_path)
+    done = python(*EVERYWHERE, "--require-lowered", "--report", "out.json", "forks.py", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr.count("habana-mp: calls: ") == 1
     assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 1}
@@ -109,7 +112,7 @@ def ranks(tmp_path: Path, *words: str, **environment: str) -> subprocess.Complet
 
 
 def test_ranks_make_one_report_without_a_process_group_and_one_that_computes_is_enough(tmp_path: Path) -> None:
-    done = ranks(tmp_path, *RUN, "--require-lowered", "--report", "out.json", "-m", "rank")
+    done = ranks(tmp_path, *EVERYWHERE, "--require-lowered", "--report", "out.json", "-m", "rank")
     assert done.returncode == 0, done.stderr
     assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 2}
     assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 2
@@ -121,7 +124,7 @@ def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tm
     code = "import sys\nfrom habana_mp import cli\nfrom habana_mp.reporting import ranks\nranks.PATIENCE = 2.0\n"
     (tmp_path / "impatient.py").write_text(f"{code}sys.exit(cli.main(['run', *sys.argv[1:]]))\n")
     begin = time.monotonic()
-    done = ranks(tmp_path, "impatient.py", "rank.py", "--die")
+    done = ranks(tmp_path, "impatient.py", *EVERYWHERE[3:], "rank.py", "--die")
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin < 45
     first, last, *_ = split_lines(done.stderr)[1]

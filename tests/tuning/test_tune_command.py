@@ -121,6 +121,6 @@ def test_a_folder_without_lists_is_told(script: Path, capsys: pytest.CaptureFixt
             cli.main(["run", *words, str(script)])
     shown = capsys.readouterr().err
     assert "--lists must be a folder with list files; empty/bf16.txt is not there" in shown
-    assert "--lists names both list files; leave out --bf16 and --fp32" in shown
+    assert "--lists names all lists; leave out --bf16, --fp32 and --preset" in shown
     with pytest.raises(FileNotFoundError, match=r"empty/bf16\.txt"):
         hmp.convert(preset="./empty")

@@ -45,11 +45,11 @@ class ModuleCalls(Patch):
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def check(self, settings: Settings) -> None:
-        if settings.options.within is not None:
+        if not settings.options.lowers_everywhere:
             require(_CALLS, _can_tap)
 
     def install(self, settings: Settings) -> None:
-        if settings.options.within is None:
+        if settings.options.lowers_everywhere:
             self.uninstall()
             return
         modules = settings.options.modules

@@ -14,4 +14,4 @@ lower.write_text("relu\n", encoding="utf-8")
 hmp.convert("O1", lower, upper, report="lines")
 layer = nn.Linear(32, 32)
 for _ in range(10):
-    layer(torch.randn(64, 32)).relu().sum().backward()  # <- odd
+    layer(torch.randn(64, 32)).relu().float().sum().backward()
