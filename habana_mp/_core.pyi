@@ -212,9 +212,16 @@ def set_watch(
     over, and of files that trace; the code of a module's call; functions that return the names of modules, and the
     place of traced code."""
 
-def set_sensitive(angles: Collection[str], counts: Collection[str], statistics: Collection[str], /) -> None:
-    """Sets the operations whose inputs the core checks while lines are watched: angles, whole numbers, and running
-    statistics."""
+def set_sensitive(
+    angles: Collection[str],
+    counts: Collection[str],
+    statistics: Collection[str],
+    sums: Collection[str],
+    decays: Collection[str],
+    /,
+) -> None:
+    """Sets the operations whose values the core checks while lines are watched: angles, whole numbers, running
+    statistics, sums, and multiplications of averages."""
 
 def notice_loss(tensor: Any, /) -> None:
     """Notes that a backward begins from this tensor."""

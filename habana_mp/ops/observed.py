@@ -12,3 +12,9 @@ COUNTS = (
 
 #: Operations that update running statistics, which are their arguments 3 and 4.
 STATISTICS = ("batch_norm", "instance_norm")
+
+#: Sums and differences: where large values cancel, the rounding of those in lower precision is left.
+SUMS = ("add", "sub", "subtract", "rsub", "__add__", "__radd__", "__sub__", "__rsub__")
+
+#: What an average is multiplied by, with a number next to 1.
+DECAYS = ("mul", "multiply", "__mul__", "__rmul__")

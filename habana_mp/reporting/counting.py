@@ -14,6 +14,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.version import __version__
+from habana_mp.patches.torch import lower_state
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
@@ -214,6 +215,7 @@ def _environment() -> dict[str, Any]:
         "disabled_for_no_device": {
             short_place(file, line): device for (file, line), device in disabled_for_no_device.items()
         },
+        "lower_state": lower_state.found(),
     }
 
 
@@ -236,3 +238,4 @@ def reset() -> None:
     stopwatch.reset()
     forget_earlier_lists()
     forget_places()
+    lower_state.forget()

@@ -73,7 +73,14 @@ def findings_of(report: Records) -> tuple[Finding, ...]:
             rule = _rule_of(report, sources, kind, together)
             text = _core.printable(text + in_words(rule))
             found.append(Finding(kind.name, tuple(together), text, rule=rule))
-    return (*found, *_rounded_probabilities(report, sources), *_ping_pongs(report, sources))
+    return (
+        *_lower_weights(report),
+        *_cancelled(report, sources),
+        *_averages(report, sources),
+        *found,
+        *_rounded_probabilities(report, sources),
+        *_ping_pongs(report, sources),
+    )
 
 
 def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ...]:
@@ -572,6 +579,10 @@ def _lower(report: Records, row: Row) -> str:
     return row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
 
 
+#: Operations that multiply by a number or turn the sign, and sums: their names in reports.
+_SCALINGS = frozenset(("div", "neg", "truediv", *(name.strip("_") for name in ops.observed.DECAYS)))
+_SUMS = frozenset(name.strip("_") for name in ops.observed.SUMS)
+
 #: Operations that return probabilities, and those that take the logarithm of their input.
 _PROBABILITIES = ("sigmoid", "softmax")
 _LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")
@@ -605,6 +616,83 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
         text = _core.printable(text + in_words(rule))
         found.append(Finding("rounded probabilities", tuple(numbers), text, rule=rule))
     return found
+
+
+def _cancelled(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
+    """Finds sums in which little is left of a product in lower precision: distances by a² + b² - 2ab."""
+    products: dict[int, list[int]] = {}
+    for number, row in enumerate(report.rows):
+        if not row.noticed.get("cancelled"):
+            continue
+        terms = {edge.source for edge in sources[number]}
+        lower = {one for term in terms for one in _products_behind(report, sources, term)}
+        others = {term for term in terms if not _products_behind(report, sources, term)}
+        # If the other term is made of the product too, both are rounded in the same way: `scores - scores.max()`.
+        if lower and not lower & _behind(sources, others):
+            products[number] = sorted(lower)
+    found = []
+    for numbers in _by_line(report, products):
+        rows = [report.rows[number] for number in numbers]
+        made = [report.rows[one] for number in numbers for one in products[number]]
+        made = [one for one in made if one.operation == made[0].operation]
+        rule = {} if any(map(_is_own_choice, made)) else rules_for(made, "fp32")
+        text = (
+            f"{_named(rows)} leaves little of {_named(made[:1])} in {made[0].precision}, and that is mostly rounding "
+            f"({_weight(report, rows)}): it seems to be a distance. Compute the product in float32"
+        )
+        text = _core.printable(text + in_words(rule))
+        found.append(Finding("rounded difference", tuple(numbers), text, rule=rule))
+    return found
+
+
+def _products_behind(report: Records, sources: dict[int, list[Edge]], term: int) -> list[int]:
+    """Returns the products in lower precision that a term is, or a multiple or a sum of."""
+    found, waiting = [], [term]
+    for number in waiting:
+        row = report.rows[number]
+        if row.is_lower and _is_product(row):
+            found.append(number)
+        elif row.operation in _SCALINGS | _SUMS:
+            waiting += [edge.source for edge in sources[number] if edge.source not in waiting]
+    return found
+
+
+def _behind(sources: dict[int, list[Edge]], terms: set[int]) -> set[int]:
+    """Returns the rows of which these terms are made, in a few steps."""
+    found = set(terms)
+    for _ in range(3):
+        found |= {edge.source for number in found for edge in sources[number]}
+    return found
+
+
+def _averages(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
+    """Finds averages in lower precision that a script keeps in a variable: the sum of one step is multiplied by a
+    number next to 1 in the next step."""
+    kept: dict[int, Row] = {}
+    for number, row in enumerate(report.rows):
+        sums = [edge.source for edge in sources[number] if report.rows[edge.source].operation in _SUMS]
+        if row.is_lower and row.noticed.get("decays"):
+            kept.update((number, report.rows[one]) for one in sums if number in {edge.source for edge in sources[one]})
+    found = []
+    for numbers in _by_line(report, kept):
+        rows = [report.rows[number] for number in numbers]
+        text = (
+            f"{_named(rows)} keeps an average in {rows[0].precision}, where small changes get lost "
+            f"({_weight(report, rows)}). Compute it under hmp.disable_casts(), of values in float32"
+        )
+        rule = {} if any(map(_is_own_choice, rows)) else rules_for(rows, "fp32")
+        found.append(Finding("average", tuple(numbers), _core.printable(text + in_words(rule)), rule=rule))
+    return found
+
+
+def _lower_weights(report: Records) -> list[Finding]:
+    """Finds optimizers whose weights, gradients or state are in lower precision."""
+    found: Mapping[str, str] = report.environment.get("lower_state") or {}
+    advice = (
+        "small updates get lost there. Keep the model in float32: the lists lower what is computed with its weights"
+    )
+    texts = (f"{optimizer} steps {what}: {advice}" for optimizer, what in found.items())
+    return [Finding("lower weights", (), _core.printable(text)) for text in texts]
 
 
 def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:

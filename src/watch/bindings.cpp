@@ -78,6 +78,8 @@ py::dict shown(const watch::Record& record) {
   note("in lower statistics", record.noticed.in_lower_statistics);
   note("losses", record.noticed.losses);
   note("carried", record.noticed.carried);
+  note("cancelled", record.noticed.cancelled);
+  note("decays", record.noticed.decays);
   row["noticed"] = noticed;
   py::list from;
   for (const watch::Record::From& one : record.from) {
@@ -134,12 +136,14 @@ void register_watch(py::module_& module) {
     watch::set_module_names(names.ptr());
     watch::set_traced_place(traced_place.ptr());
   });
-  module.def("set_sensitive", [](const std::vector<std::string>& angles, const std::vector<std::string>& counts,
-                                 const std::vector<std::string>& statistics) {
+  using Names = const std::vector<std::string>&;
+  module.def("set_sensitive", [](Names angles, Names counts, Names statistics, Names sums, Names decays) {
     std::unordered_map<std::string, watch::Sensitivity> operations;
     for (const std::string& one : angles) operations[one] = watch::Sensitivity::angle;
     for (const std::string& one : counts) operations[one] = watch::Sensitivity::count;
     for (const std::string& one : statistics) operations[one] = watch::Sensitivity::statistics;
+    for (const std::string& one : sums) operations[one] = watch::Sensitivity::sum;
+    for (const std::string& one : decays) operations[one] = watch::Sensitivity::decay;
     watch::set_sensitive(std::move(operations));
   });
   module.def("notice_loss", [](const py::object& tensor) { watch::notice_loss(tensor.ptr()); });

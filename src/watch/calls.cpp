@@ -172,7 +172,7 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
   Record& record = *operation_->record;
   const Kind wanted = kind_of(record.key.decision.precision);
   for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
-  notice_call(record, arguments, count);
+  notice_call(record, arguments, count, result);
   if (result != nullptr) for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
 }
 

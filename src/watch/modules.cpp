@@ -185,10 +185,8 @@ void module_ends(std::unique_ptr<ModuleCall> call) noexcept {
   const std::uint64_t end = nanoseconds();
   ++path->calls;
   path->nanoseconds += end - call->begin;
-  note_event({.module = static_cast<std::int64_t>(path->number),
-              .begin = call->begin,
-              .end = end,
-              .thread = thread_number()});
+  note_event(
+      {.module = static_cast<std::int64_t>(path->number), .begin = call->begin, .end = end, .thread = thread_number()});
 }
 
 const ModulePath* path_of_gradient() {

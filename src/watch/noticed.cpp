@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "host/tensors.hpp"
 #include "host/view.hpp"
 #include "kernels/bits.hpp"
 
@@ -94,6 +95,53 @@ bool has_sizes_of(PyObject* tensor, PyObject* other) noexcept {
   return std::equal(view.shape, view.shape + view.ndim, beside.shape, beside.shape + beside.ndim);
 }
 
+// A plain tensor on the CPU whose values can be read.
+struct Readable {
+  DLTensor view{};
+  Kind kind = Kind::other;
+
+  bool open(PyObject* tensor) noexcept {
+    kind = host::kind_of(tensor);
+    return (kind == Kind::f32 || is_lower(kind)) && host::can_view() && host::view_on_cpu(tensor, view) &&
+           host::is_of_kind(view, kind);
+  }
+
+  // Returns the value at a position in the order of the last index.
+  [[nodiscard]] float at(std::int64_t position) const noexcept {
+    std::int64_t offset = 0;
+    for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
+      offset += position % view.shape[i] * view.strides[i];
+      position /= view.shape[i];
+    }
+    const std::int64_t size = kind == Kind::f32 ? 4 : 2;
+    return read(static_cast<const char*>(view.data) + view.byte_offset + offset * size, kind);
+  }
+};
+
+// True if little is left of some values of a term, and all other values of the sum have one sign: it is a distance, not
+// a sum in which values cancel by chance.
+bool cancels(PyObject* term, PyObject* sum) noexcept {
+  constexpr std::int64_t most_samples = 4096;
+  constexpr float little = 1.0F / 64;
+  Readable before;
+  Readable after;
+  if (!has_sizes_of(term, sum) || !before.open(term) || !after.open(sum)) return false;
+  const std::int64_t count = host::count_in(after.view);
+  const std::int64_t step = std::max<std::int64_t>(1, count / most_samples);
+  std::int64_t cancelled = 0;
+  std::int64_t positive = 0;
+  std::int64_t negative = 0;
+  for (std::int64_t position = 0; position < count; position += step) {
+    const float value = after.at(position);
+    if (std::fabs(value) < little * std::fabs(before.at(position))) {
+      ++cancelled;
+    } else if (value != 0) {
+      ++(value > 0 ? positive : negative);
+    }
+  }
+  return cancelled != 0 && (positive == 0) != (negative == 0);
+}
+
 }  // namespace
 
 void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept {
@@ -110,13 +158,43 @@ void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept {
   }
 }
 
-void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept {
-  if (record.sensitivity != Sensitivity::statistics) return;
+namespace {
+
+void notice_statistics(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept {
   const Py_ssize_t end = std::min(count, statistics_from + statistics_count);
   for (Py_ssize_t i = statistics_from; i < end; ++i) {
     if (!is_lower(host::kind_of(arguments[i]))) continue;
     ++record.noticed.in_lower_statistics;
     return;
+  }
+}
+
+// True if what is left of a term in the sum may be its rounding.
+bool is_spoiled(PyObject* term, PyObject* other, PyObject* sum) noexcept {
+  if (!host::is_exact_tensor(term)) return false;
+  if (is_lower(host::kind_of(term))) {
+    // If the other term is in lower precision too, it may be made of this one, unless it is known how it was made.
+    const bool may_be_related = host::is_exact_tensor(other) && is_lower(host::kind_of(other)) && !maker_of(other);
+    return !may_be_related && cancels(term, sum);
+  }
+  const Record* const maker = maker_of(term);  // in float32: perhaps a sum with a term in lower precision
+  return maker != nullptr && maker->sensitivity == Sensitivity::sum && cancels(term, sum);
+}
+
+bool is_next_to_one(PyObject* number) noexcept {
+  return PyFloat_Check(number) && PyFloat_AS_DOUBLE(number) >= 0.9 && PyFloat_AS_DOUBLE(number) < 1;
+}
+
+}  // namespace
+
+void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
+  if (record.sensitivity == Sensitivity::statistics) {
+    notice_statistics(record, arguments, count);
+  } else if (record.sensitivity == Sensitivity::decay && count == 2) {
+    if (is_next_to_one(arguments[0]) || is_next_to_one(arguments[1])) ++record.noticed.decays;
+  } else if (record.sensitivity == Sensitivity::sum && count == 2 && result != nullptr) {
+    if (is_spoiled(arguments[0], arguments[1], result) || is_spoiled(arguments[1], arguments[0], result))
+      ++record.noticed.cancelled;
   }
 }
 

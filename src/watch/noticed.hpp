@@ -10,8 +10,8 @@ namespace habana_mp::watch {
 // Examines an input of a call that was made in the precision `wanted`.
 void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept;
 
-// Examines all arguments of a call.
-void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept;
+// Examines all arguments of a call, and its result, which may be null.
+void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept;
 
 // Notes that a backward begins from this tensor.
 void notice_loss(PyObject* tensor) noexcept;

@@ -40,6 +40,8 @@ enum class Sensitivity : std::uint8_t {
   angle,       // such as a sine's: rounding a large one changes the result completely
   count,       // such as a comparison's or an index's: whole numbers are exact only to 256 (bf16), 2048 (fp16)
   statistics,  // updates running statistics: its tensors from `statistics_from` on
+  sum,         // a sum or a difference: what is left of large values is their rounding
+  decay,       // may multiply an average by a number next to 1
 };
 inline constexpr Py_ssize_t statistics_from = 3;
 inline constexpr Py_ssize_t statistics_count = 2;
@@ -52,6 +54,8 @@ struct Noticed {
   std::uint64_t in_lower_statistics = 0;  // calls that update statistics in lower precision
   std::uint64_t losses = 0;               // results in lower precision from which a backward began
   std::uint64_t carried = 0;              // results in lower precision that were stored over a tensor of the same size
+  std::uint64_t cancelled = 0;            // sums in which little is left of a term in lower precision
+  std::uint64_t decays = 0;               // multiplications by a number next to 1
 };
 
 struct Record {

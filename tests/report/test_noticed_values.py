@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,7 +163,7 @@ def test_an_average_that_is_computed_in_lower_precision_is_noticed_although_it_s
         module.mean = module.mean * 0.999
         module.weight.data = module.weight.data * 0.999
     assert {module.centre.dtype, module.mean.dtype, module.weight.dtype} == {torch.float32}
-    assert [dict(row.noticed) for row in rows_of("mul")] == [{"carried": 1}] * 3
+    assert [row.noticed["carried"] for row in rows_of("mul")] == [1] * 3
 
 
 # ---- what is counted ------------------------------------------------------------------------------------------------
@@ -278,3 +279,94 @@ def test_refreshes_of_kept_casts_have_a_size(converted: Converter) -> None:
     assert kept.refreshes > 0
     assert kept.refreshed_bytes >= kept.refreshes * 2 * 256
     assert f"refreshed {kept.refreshes} times (" in str(kept)
+
+
+# ---- differences, averages and weights ------------------------------------------------------------------------------
+
+
+class Runs(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def kinds_in(function: Callable[..., Any], *args: Any, **options: Any) -> set[str]:
+    hmp.convert(preset="recommended", report="lines", **options)
+    hmp.reset_report()
+    for _ in range(3):
+        Runs(function)(*args)
+    return {one.kind for one in hmp.report(show=False).findings}
+
+
+def squares(x: torch.Tensor) -> torch.Tensor:
+    return (x * x).sum(-1)
+
+
+POINTS = 8 + torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+NEAR = POINTS + 0.1 * torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+
+DISTANCES: dict[str, Callable[..., Any]] = {
+    "k-means": lambda x, y: squares(x)[:, None] + squares(y) - 2 * x @ y.t(),
+    "the product last": lambda x, y: squares(x)[:, None] + squares(y) - 2 * (x @ y.t()),
+    "the product first": lambda x, y: -2 * (x @ y.t()) + squares(x)[:, None] + squares(y),
+    "the product between": lambda x, y: -(squares(x)[:, None] - 2 * x @ y.t() + squares(y)),
+    "in bfloat16": lambda x, y: squares(x.bfloat16())[:, None] + squares(y.bfloat16()) - 2 * x @ y.t(),
+    "between cosines": lambda x, y: 1 - F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).t(),
+    "an einsum": lambda x, y: squares(x)[:, None] + squares(y) - 2 * torch.einsum("id,jd->ij", x, y),
+}
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_a_distance_by_a_lowered_product_is_found(name: str) -> None:
+    assert "rounded difference" in kinds_in(DISTANCES[name], POINTS, NEAR)
+    # Far from each other, little is rounded: the products are no larger than the distances.
+    assert "rounded difference" not in kinds_in(DISTANCES[name], POINTS - 8, NEAR.flip(0) + 92)
+
+
+OTHERS: dict[str, Callable[..., Any]] = {
+    "a softmax of one product": lambda x, y: (lambda s: s - s.amax(-1, keepdim=True))(x @ y.t()),
+    "a logarithm of a softmax": lambda x, y: (lambda s: s - s.logsumexp(-1, keepdim=True))(x @ y.t()),
+    "a centred product": lambda x, y: (lambda s: s - s.mean(-1, keepdim=True))(x @ y.t()),
+    "a residual": lambda x, y: x + (x - 8) @ (y[:16] - 8),
+    "an error": lambda x, y: (x - 8) @ (y[:16] - 8) - torch.randn(64, 16),
+    "a straight-through estimator": lambda x, y: (lambda s: s + (s.round() - s).detach())(x @ y.t()),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_other_difference_is_taken_for_a_distance(name: str) -> None:
+    torch.manual_seed(0)
+    assert "rounded difference" not in kinds_in(OTHERS[name], POINTS, NEAR)
+
+
+def test_an_average_in_a_variable_is_found_and_no_other_multiplication() -> None:
+    def steps(decay: float, *, is_kept: bool) -> set[str]:
+        hmp.convert(report="lines")
+        hmp.reset_report()
+        average = torch.zeros(8)
+        for _ in range(10):
+            found = decay * average + (1 - decay) * torch.ones(8)
+            average = found if is_kept else torch.zeros(8)
+        return {one.kind for one in hmp.report(show=False).findings}
+
+    assert "average" in steps(0.999, is_kept=True)
+    assert "average" not in steps(0.999, is_kept=False)
+    assert "average" not in steps(0.5, is_kept=True)
+
+
+def test_an_optimizer_of_lower_weights_is_found_once() -> None:
+    wide, lower = nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()
+    hmp.convert(preset="recommended")
+    for model in (wide, lower, lower):
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2, 4)).float().sum().backward()
+        optimizer.step()
+    (found,) = hmp.report(show=False).findings
+    assert found.text.startswith(
+        "Adam steps 2 of 2 weights in bf16, 2 of 2 gradients in bf16, 2 of 2 states in bf16: small updates get lost"
+    )
+    hmp.reset_report()
+    assert not hmp.report(show=False).findings

@@ -16,8 +16,10 @@ PLANTED = Path(__file__).parent / "planted"
 #: Of each script the words that tell of its oddity. They stand in one line, together with the place.
 TELLS = {
     "attention_follows_its_query": "first input, rule 4, made by add at attention_follows_its_query.py:",
+    "average_in_a_variable": "keeps an average in bf16, where small changes get lost",
     "average_carried": "gives what a module keeps from step to step in bf16",
     "casts_of_one_line": "% of that is matmul",
+    "distances_of_a_lowered_product": "leaves little of matmul",
     "disabled_block": "(Model.second) is left alone under disable_casts",
     "float64_slips_in": "an input is float64",
     "index_in_lower_precision": "is given whole numbers up to ",

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from habana_mp import _core
 from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch import lower_state
 
 
 def code_around_steps() -> types.CodeType:
@@ -76,11 +77,12 @@ def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     return None
 
 
-def after_step(*_: Any) -> None:
+def after_step(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         torch.set_autocast_enabled(_core.disabled_flag, _disabled_before.pop())
     else:
         _core.optimizer_step_ends()
+        lower_state.look_at(optimizer)
 
 
 #: The flag as it was before each step that is being traced.

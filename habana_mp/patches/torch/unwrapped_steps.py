@@ -40,7 +40,7 @@ def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> A
     try:
         return run(*arguments, **keywords)
     finally:
-        after_step()
+        after_step(arguments[0])
 
 
 def _passes_constructor_over(optimizer: type) -> bool:

@@ -66,7 +66,7 @@ def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
     code = direct_calls.code_of_calls()
     _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place)
-    _core.set_sensitive(observed.ANGLES, observed.COUNTS, observed.STATISTICS)
+    _core.set_sensitive(observed.ANGLES, observed.COUNTS, observed.STATISTICS, observed.SUMS, observed.DECAYS)
 
 
 def stop() -> None:

@@ -1,0 +1,48 @@
+"""Weights, gradients and states of optimizers in lower precision, which the report warns of."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from habana_mp.policy.precisions import PRECISIONS
+
+#: Of each class of optimizers the words about what its steps update in lower precision.
+_found: dict[str, str] = {}
+_seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def look_at(optimizer: torch.optim.Optimizer) -> None:
+    """Looks at the weights of an optimizer, after its first step."""
+    if optimizer in _seen:
+        return
+    _seen.add(optimizer)
+    weights = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    counts = Counter(found for weight in weights for found in _in_lower(weight, optimizer.state.get(weight)))
+    if counts:
+        parts = [f"{count} of {len(weights)} {what} in {precision}" for (what, precision), count in counts.items()]
+        _found[type(optimizer).__name__] = ", ".join(parts)
+
+
+def _in_lower(weight: torch.Tensor, state: Any) -> Iterator[tuple[str, str]]:
+    groups: dict[str, list[Any]] = {"weights": [weight], "gradients": [weight.grad]}
+    groups["states"] = [*state.values()] if isinstance(state, dict) else []
+    for what, tensors in groups.items():
+        dtypes = {one.dtype for one in tensors if isinstance(one, torch.Tensor)} - {torch.float32}
+        for dtype in dtypes & PRECISIONS.keys():
+            yield what, PRECISIONS[dtype]
+
+
+def found() -> dict[str, str]:
+    """Returns the words about each class of optimizers."""
+    return dict(_found)
+
+
+def forget() -> None:
+    """Lets each optimizer be looked at again."""
+    _found.clear()
+    _seen.clear()
