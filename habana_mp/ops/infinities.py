@@ -17,6 +17,9 @@ POLES = frozenset(
     )
 )
 
+#: Of these the target may be a mask, if they are in place.
+SUMS = ("add", "__iadd__", "sub", "subtract", "__isub__")
+
 #: Add the values of a mask, or pass them on. A mask's lowest value may become minus infinity there.
 MASKING = frozenset(
     (

@@ -22,6 +22,7 @@ from habana_mp.patches.torch.watched_calls import configure_core
 from habana_mp.reporting import guard_texts
 from habana_mp.reporting.device_flags import DeviceFlags
 from habana_mp.reporting.gradients import GradientHooks, SampledGradients
+from habana_mp.reporting.guard_texts import Lowered
 from habana_mp.reporting.judging import Call, Worst, judge, memory_of, tensors_in, worst_of
 from habana_mp.reporting.origins import Origin, here
 
@@ -34,6 +35,12 @@ _SEARCHES_BY_CALLS = 3
 _SEARCHES = 10
 #: A search ends after so many calls.
 _MOST_CALLS = 100_000
+
+#: The most results of which a search remembers where they come from.
+_MOST_REMEMBERED = 1000
+
+#: Where a node of autograd's graph has the lowered operation that its values come from.
+_LOWERED = "habana_mp.lowered"
 
 _LOSS = "a loss"
 
@@ -48,10 +55,31 @@ class _Search:
         self.is_whole = from_start or origin is None
         self.backwards = 0
         self.repeats = 0
-        #: The memory of results with a NaN that a call passed on.
+        #: The memory of results with a NaN that a call passed on, and of those with infinities that count nothing.
         self.bad: set[int] = set()
+        self.infinite: set[int] = set()
+        #: By the memory of a result the lowered operation that its values come from.
+        self.lowered: dict[int, Lowered] = {}
         #: The first call that received a NaN which no call made.
         self.received: tuple[Call, Origin] | None = None
+
+    def remember(self, call: Call) -> None:
+        """Remembers the lowered operation that the values of a finite result come from."""
+        lowered = guard_texts.lowered_by(call) or self.lowered_behind(call)
+        for result in tensors_in(call.result):
+            place = memory_of(result)
+            self.lowered.pop(place, None)
+            if lowered is not None:
+                self.lowered[place] = lowered
+                node: Any = result.grad_fn
+                if node is not None:
+                    node.metadata[_LOWERED] = lowered
+        while len(self.lowered) > _MOST_REMEMBERED:
+            del self.lowered[next(iter(self.lowered))]
+
+    def lowered_behind(self, call: Call) -> Lowered | None:
+        found = (self.lowered.get(memory_of(one)) or _before_conversion(one) for one in call.inputs())
+        return next((one for one in found if one is not None), None)
 
     def may_be_input(self, call: Call, origin: Origin, nans: list[torch.Tensor]) -> bool:
         """True if these arguments are inputs of the program. Outside of modules, and in a backward, they may be
@@ -61,6 +89,13 @@ class _Search:
         if is_outside or is_early or call.before is not None or _core.computes_gradient():
             return False
         return bool(nans) and all(one.grad_fn is None for one in nans)
+
+
+def _before_conversion(tensor: torch.Tensor) -> Lowered | None:
+    """Returns the lowered operation behind `.float()` or `.to()`, which the guard does not see, if autograd tracks it."""
+    node: Any = tensor.grad_fn
+    before = node.next_functions[0][0] if node is not None and node.name() == "ToCopyBackward0" else None
+    return None if before is None else before.metadata.get(_LOWERED)
 
 
 class _Guarding:
@@ -166,13 +201,23 @@ class _Guarding:
             return
         worst = worst_of(guard_texts.results_of(call)) if state == Worst.UNKNOWN else Worst(state)
         if worst is Worst.NUMBERS:
-            if search is not None and not self._has_scaler:
-                self._hooks.follow(call)
+            if search is not None:
+                search.remember(call)
+                if not self._has_scaler:
+                    self._hooks.follow(call)
             return
         verdict = judge(call, worst)
+        if verdict == "of an infinity" and search is not None:
+            # If no call since the beginning of the step made the infinity, it was written or was an input.
+            is_made = search.is_whole or search.infinite.intersection(map(memory_of, call.inputs()))
+            verdict = "made" if is_made else "passed on"
         if verdict == "made":
-            self._name(guard_texts.made(call, worst, origin := here()), origin)
-        elif verdict == "passed on" and worst is Worst.NANS:
+            lowered = None if search is None or worst is not Worst.NANS else search.lowered_behind(call)
+            self._name(guard_texts.made(call, worst, origin := here(), lowered), origin)
+        elif worst is Worst.INFINITIES:
+            if search is not None:
+                search.infinite.update(map(memory_of, tensors_in(call.result)))
+        elif verdict != "written":
             if search is not None:
                 self._passed_on(search, call)
             elif self._searches < _SEARCHES_BY_CALLS:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
-from habana_mp import _core
+from habana_mp import _core, ops
 from habana_mp.reporting.judging import Call, Worst, tensors_in
-from habana_mp.reporting.origins import Origin
+from habana_mp.reporting.origins import Origin, here
 from habana_mp.reporting.records import LARGEST_FLOAT16, line_of_range, shares_of_range
 
 _MADE = {Worst.INFINITIES: "an infinity", Worst.NANS: "a NaN"}
@@ -23,14 +24,44 @@ def _finite_inputs(call: Call, worst: Worst) -> str:
     return "of inputs without a NaN" if worst is Worst.NANS and inputs is Worst.INFINITIES else "of finite inputs"
 
 
-def made(call: Call, worst: Worst, origin: Origin) -> str:
-    dtypes = {str(one.dtype).removeprefix("torch.") for one in results_of(call)}
+class Lowered(NamedTuple):
+    """An operation whose result is in lower precision though an input was not, or that makes a product in it."""
+
+    operation: str
+    dtype: str
+    origin: Origin
+
+
+def lowered_by(call: Call) -> Lowered | None:
+    """Returns the operation of a call if it lowered its values."""
+    lower = [one.dtype for one in results_of(call) if one.dtype in (torch.bfloat16, torch.float16)]
+    if not lower:
+        return None
+    is_wider = any(one.dtype is torch.float32 for one in call.inputs())
+    if not is_wider and not ops.row_of(call.operation).is_product:
+        return None
+    return Lowered(call.operation, _in_words(lower[0]), here())
+
+
+def _in_words(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def made(call: Call, worst: Worst, origin: Origin, lowered: Lowered | None) -> str:
+    dtypes = {_in_words(one.dtype) for one in results_of(call)}
     how = f" in {', '.join(sorted(dtypes))}" if dtypes else ""
     where = "in the backward, " if _core.computes_gradient() else ""
     return (
         f"`{call.operation}` made {_MADE[worst]}{how} {_finite_inputs(call, worst)}, {where}{origin}"
-        f"{_beyond_range(call)}"
+        f"{_beyond_range(call)}{_from(call, lowered)}"
     )
+
+
+def _from(call: Call, lowered: Lowered | None) -> str:
+    """Names the lowered operation that the values come from, unless the call multiplies matrices itself."""
+    if lowered is None or ops.row_of(call.operation).is_product:
+        return ""
+    return f". These values come from `{lowered.operation}` in {lowered.dtype}, {lowered.origin}"
 
 
 def _beyond_range(call: Call) -> str:

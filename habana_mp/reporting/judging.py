@@ -24,8 +24,8 @@ class Worst(IntEnum):
     UNKNOWN = 3
 
 
-#: ``made`` by the call, ``passed on`` from an input, or ``written`` by the user.
-Verdict = Literal["made", "passed on", "written"]
+#: ``made`` by the call, ``passed on`` from an input, a NaN made ``of an infinity``, or ``written`` by the user.
+Verdict = Literal["made", "passed on", "of an infinity", "written"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,9 @@ def judge(call: Call, worst: Worst) -> Verdict:
     if worst is Worst.NANS:
         if inputs is Worst.NANS:
             return "passed on"
-        return "written" if any(math.isnan(one) for one in numbers) else "made"
+        if any(math.isnan(one) for one in numbers):
+            return "written"
+        return "of an infinity" if inputs is Worst.INFINITIES else "made"
     if inputs >= Worst.INFINITIES:
         return "passed on"
     name = infinities.plain(call.operation)
@@ -97,18 +99,19 @@ def judge(call: Call, worst: Worst) -> Verdict:
 
 
 def _adds_mask(call: Call) -> bool:
-    """True if there are only negative infinities, and an input has values at the lower end of the range, as masks
-    have."""
+    """True if there are only negative infinities, and an input has values next to the lowest number, as masks have."""
     with torch.no_grad():
         for result in tensors_in(call.result):
             if not result.is_floating_point() or not result.numel():
                 continue
             if bool((result == math.inf).any()):
                 return False
-            lowest = torch.finfo(result.dtype).min / 2
+            lowest = 0.99 * torch.finfo(result.dtype).min
             others = [one for one in call.inputs() if one.is_floating_point() and one.numel()]
-            in_place = call.before is not None
-            if in_place or any(float(one.min()) <= lowest for one in others):
+            if call.before is not None:  # the target has its new values
+                others = [one for one in others if memory_of(one) != memory_of(result)]
+            is_overwritten = call.before is not None and infinities.plain(call.operation) in infinities.SUMS
+            if is_overwritten or any(float(one.min()) <= lowest for one in others):
                 return True
             numbers = [one for one in tree_leaves((call.arguments, call.keywords)) if isinstance(one, float | int)]
             if any(one <= lowest for one in numbers):

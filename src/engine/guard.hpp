@@ -15,8 +15,8 @@ void set_answers(const Answers& wanted) noexcept;
 // Checks this share of the calls from now on, above 0 and at most 1. `found` is called with the object that was called,
 // the operation's name, the arguments as a tuple and a dict, the result, and the worst values of the result and of the
 // arguments before the call (-1 if they were not checked) as numbers of watch::Finite. It is called for results that
-// are not finite or cannot be read here, and if all calls are checked also for those that autograd tracks. Its
-// exceptions are those of the call. Null stops the guard.
+// are not finite or cannot be read here, and if all calls are checked for all others too. Its exceptions are those of
+// the call. Null stops the guard.
 // After `most` calls, if it is not 0, `found` is called once with the state -1.
 void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept;
 

@@ -87,15 +87,6 @@ Finite worst_of_result(const Target& target, PyObject* result) {
   return worst;
 }
 
-bool is_tracked(PyObject* result) noexcept {
-  bool found = false;
-  if (!host::grad_is_enabled()) return false;
-  for_each_tensor(&result, 1, [&](PyObject* tensor) {
-    found = found || (host::is_plain_tensor(tensor) && host::requires_grad(tensor));
-  });
-  return found;
-}
-
 // True if the call may overwrite an argument.
 bool may_overwrite(const Target& target, const Arguments& arguments) {
   static PyObject* const out = interned("out");
@@ -132,7 +123,7 @@ template <typename Make>
   if (guard->left != 0 && --guard->left == 0 && !tell(target, arguments, written, enough_checked, before)) {
     return nullptr;
   }
-  if (state == Finite::numbers && !(checks_all() && is_tracked(written))) return result.release();
+  if (state == Finite::numbers && !checks_all()) return result.release();
   return tell(target, arguments, written, static_cast<int>(state), before) ? result.release() : nullptr;
 }
 

@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 LINE = Model.forward.__code__.co_firstlineno + 1
-LOWER = {"preset": "recommended", "rules": {"mul": "lower"}}
+LOWER = {"preset": "recommended", "within": "everywhere", "rules": {"mul": "lower"}}
 
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,7 +168,7 @@ def test_weights_that_the_step_itself_changes_are_afterwards_as_before() -> None
         model.seen.append(3)
         return loss
 
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     kept = [one.detach().clone() for one in (*model.parameters(), *table.parameters())]
     hmp.diagnose(step)
     for one, other in zip((*model.parameters(), *table.parameters()), kept, strict=True):
@@ -273,7 +273,7 @@ def test_an_operation_with_its_own_keywords_is_looked_at() -> None:
     def step() -> torch.Tensor:
         return F.mse_loss(body(x / (torch.norm(x, dim=-1, keepdim=True).float() + 1e-12)).float(), y)
 
-    hmp.convert(preset="recommended", dtype="fp16", rules={"norm": "lower"})
+    hmp.convert(preset="recommended", within="everywhere", dtype="fp16", rules={"norm": "lower"})
     (finding,) = hmp.diagnose(step).findings
     assert finding.operation == "linalg_vector_norm"
     assert finding.kind == "underflow"
@@ -357,7 +357,7 @@ def test_a_region_is_diagnosed_without_a_conversion() -> None:
     model, (t, y) = _made()[0], _batch()
 
     def step() -> torch.Tensor:
-        with hmp.autocast("cpu", **LOWER):
+        with hmp.autocast("cpu", preset="recommended", rules=LOWER["rules"]):
             return F.mse_loss(model(t).float(), y)
 
     assert _names_the_line(hmp.diagnose(step))
@@ -379,7 +379,7 @@ def test_lines_that_mend_the_step_only_together_are_all_found_and_no_other() -> 
     assert {one.line for one in found.findings} == {first, first + 1}, found
     assert all("with the lines of the other findings in float32" in one.text for one in found.findings)
     rules = {key: value for one in found.findings for key, value in one.rule.items()}
-    hmp.convert(preset="recommended", rules={"mul": "lower", **rules})
+    hmp.convert(preset="recommended", within="everywhere", rules={"mul": "lower", **rules})
     assert hmp.diagnose(step).healthy
 
 
@@ -397,7 +397,7 @@ def test_errors_of_a_call_are_apart_from_those_it_inherits() -> None:
             y = F.linear(y, weight)
         return y.float().square().mean()
 
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     rows = hmp.diagnose(step).rows
     first = next(row for row in rows if row.calls == 1)
     others = next(row for row in rows if row.calls == 3)
@@ -409,7 +409,7 @@ def test_errors_of_a_call_are_apart_from_those_it_inherits() -> None:
 def test_float16_tells_the_range_that_is_left() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(8, 8), torch.full((4, 8), 2.0**10)
-    hmp.convert(preset="recommended", dtype="fp16")
+    hmp.convert(preset="recommended", within="everywhere", dtype="fp16")
     rows = hmp.diagnose(lambda: layer(x).float().mean()).rows
     (row,) = [one for one in rows if one.operation == "linear"]
     assert row.precision == "fp16"
@@ -458,7 +458,7 @@ def test_wrong_arguments_are_named(step: Any, options: dict[str, Any], error: ty
 
 
 def test_a_step_that_can_tell_nothing_is_no_healthy_one() -> None:
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     found = hmp.diagnose(lambda: float(F.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()))
     assert not found.healthy
     assert str(found).startswith("Nothing could be compared: ")
@@ -472,7 +472,7 @@ def test_a_step_that_counts_for_itself_is_refused() -> None:
         calls.append(None)
         return F.mse_loss(model(x).float(), y) * (1 + len(calls))
 
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     with pytest.raises(ValueError, match="the step gives other values when it runs again in float32"):
         hmp.diagnose(step)
 
@@ -480,6 +480,6 @@ def test_a_step_that_counts_for_itself_is_refused() -> None:
 def test_a_step_that_takes_another_batch_each_time_is_refused() -> None:
     model = nn.Linear(8, 8)
     batches = iter(torch.randn(10, 4, 8))
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     with pytest.raises(ValueError, match="got other values when the step ran again: take the batch outside of it"):
         hmp.diagnose(lambda: model(next(batches)).float().mean())

@@ -41,6 +41,7 @@ class Fault:
     def convert_arguments(self) -> dict[str, Any]:
         return {
             "preset": "recommended",
+            "within": "everywhere",
             "dtype": self.dtype,
             "rules": dict.fromkeys(self.lower, "lower"),
         }

@@ -58,7 +58,7 @@ def library_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.mark.usefixtures("library_of_the_page")
 def test_the_functions_of_the_page_run_in_float32_and_others_are_lowered() -> None:
     search = importlib.import_module("minimizers.search")
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     x = torch.ones(2, 2)
     assert [one.dtype for one in search.minimize(lambda x: x @ x, x)] == [torch.float32, torch.float32]
     assert search.LineSearch().step(x).dtype is torch.float32
@@ -69,6 +69,6 @@ def test_the_functions_of_the_page_run_in_float32_and_others_are_lowered() -> No
 
 @pytest.mark.usefixtures("library_of_the_page")
 def test_the_library_may_be_imported_after_convert() -> None:
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     search = importlib.import_module("minimizers.search")
     assert search.LineSearch().step(torch.ones(2, 2)).dtype is torch.float32

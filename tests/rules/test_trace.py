@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import torch
 from habana_mp import hmp
-hmp.convert(preset="recommended")
+hmp.convert(preset="recommended", within="everywhere")
 x = torch.ones(4, 4)
 with torch.no_grad():
     torch.matmul(x, x)

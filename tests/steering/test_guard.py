@@ -250,6 +250,51 @@ def test_infinities_on_purpose_are_not_named(dtype: str) -> None:
     silent(lambda: [infinities_on_purpose() for _ in range(20)], guard=True, dtype=dtype)
 
 
+OVERFLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "`__mul__`": lambda x: (x + 10) * 30000.0,
+    "`mul`": lambda x: torch.mul(-x.abs() - 10, 30000.0),
+    "`mul_`": lambda x: (-x.abs() - 1).mul_(40000.0).mul_(30.0),
+}
+
+
+@pytest.mark.parametrize("guard", [1.0, 0.2])
+@pytest.mark.parametrize("operation", OVERFLOWS)
+def test_the_overflow_is_named_and_not_the_layer_that_makes_a_nan_of_the_infinity(operation: str, guard: Any) -> None:
+    model = Net(OVERFLOWS[operation])
+    text = named(lambda: train(model, steps=30), preset="recommended", dtype="fp16", guard=guard)
+    assert text.startswith(f"{operation} made an infinity in float16 of finite inputs, in Net"), text
+    assert ".layers.1, at " in text
+
+
+@SHARES
+def test_a_nan_of_infinities_that_the_code_writes_is_named(guard: Any) -> None:
+    model = Net(lambda x: x.masked_fill(x < 100, -math.inf).softmax(-1))
+    text = named(lambda: train(model, steps=5 if guard == 1.0 else STEPS), preset="recommended", guard=guard)
+    assert text.startswith("`softmax` made a NaN in bfloat16 of inputs without a NaN, in Net"), text
+
+
+SPOILED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sqrt": lambda x: torch.sqrt(1 - 2 * (x @ x.t())),
+    "acos": lambda x: torch.acos(100 * (x @ x.t()).float()),
+    "log": lambda x: (x @ x.t()).neg_().view(-1)[None].log(),
+    "pow": lambda x: (-(x @ x.t())) ** 0.5,
+    "__truediv__": lambda x: (x @ x.t() * 0) / (x * 0).sum(),
+}
+
+
+@pytest.mark.parametrize("operation", SPOILED)
+def test_the_lowered_operation_that_the_values_come_from_is_named_too(operation: str) -> None:
+    model = Net(lambda x: SPOILED[operation](x.reshape(4, 8)).sum() + x)
+    text = named(lambda: train(model, steps=30), preset="recommended", guard=0.2)
+    assert f"`{operation}` made a NaN in" in text
+    assert re.search(r"\. These values come from `__matmul__` in bfloat16, in Net(#\d+)?\.layers\.1, at ", text), text
+
+
+def test_of_values_that_were_never_lowered_no_operation_is_named() -> None:
+    model = Net(lambda x: torch.sqrt(inputs()) + x)
+    assert "come from" not in named(lambda: train(model, steps=5), preset="recommended", guard=1.0)
+
+
 def test_a_step_after_the_fault_is_told_that_it_has_passed() -> None:
     model = Net(torch.tanh)
     with torch.no_grad():

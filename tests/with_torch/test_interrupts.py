@@ -71,7 +71,7 @@ def test_an_interrupt_while_a_call_is_decided_is_raised_by_the_call(raised: type
     def interrupt() -> None:
         raise raised
 
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     a = torch.ones(4, 4)
     with called_at_the_beginning_of("_einsum_makes_product", interrupt), pytest.raises(raised):
         torch.einsum("ij,jk->ik", a, a)
