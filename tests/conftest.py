@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import hypothesis
 import pytest
 import torch
 
@@ -30,6 +31,8 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
 )
 
 _core.bind_torch()
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -92,7 +92,7 @@ class _Search:
 
 
 def _before_conversion(tensor: torch.Tensor) -> Lowered | None:
-    """Returns the lowered operation behind `.float()` or `.to()`, which the guard does not see, if autograd tracks it."""
+    """Returns the lowered operation behind `.float()`, which the guard does not see, if autograd tracks it."""
     node: Any = tensor.grad_fn
     before = node.next_functions[0][0] if node is not None and node.name() == "ToCopyBackward0" else None
     return None if before is None else before.metadata.get(_LOWERED)

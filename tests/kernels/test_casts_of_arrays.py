@@ -87,7 +87,7 @@ def test_denormals_are_kept_by_the_public_functions_where_the_program_flushes_th
     assert (kernels.to_float32(np.full(100, 1, np.uint16).view(np.float16)).view(np.uint32) == 0x33800000).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(path=st.sampled_from(PATHS), cast=st.sampled_from(CASTS), data=st.data())
 def test_any_bits_become_what_torch_makes_of_them(path: str, cast: tuple[str, str], data: st.DataObject) -> None:
     source, target = cast

@@ -97,7 +97,7 @@ _COMPOSED_NAMES = sorted(
 
 
 @given(sides=st.dictionaries(st.sampled_from(_COMPOSED_NAMES), st.sampled_from(["bf16", "fp32"])))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_lists_decide_by_the_name_itself_then_by_a_part_in_float32(sides: dict[str, str]) -> None:
     lists = {
         side: tuple(Listed(name, side, 1) for name, its_side in sides.items() if its_side == side)

@@ -180,7 +180,7 @@ NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789.", min_size=1, max_size=2
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_names_survive_any_decoration(
     tmp_path: Path, names: list[str], newline: str, space: str, comment: str, mark: bool, last: bool
 ) -> None:
@@ -191,7 +191,7 @@ def test_names_survive_any_decoration(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_a_list_or_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "any.txt"
     path.write_bytes(content)

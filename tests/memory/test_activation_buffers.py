@@ -66,7 +66,7 @@ def test_every_layout_is_read_right(converted: Converter, lay: Callable[[torch.T
             assert torch.equal(x @ W, wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.booleans()), min_size=5, max_size=30))
 def test_any_order_of_shapes_and_layouts(shapes: list[tuple[int, int, bool]]) -> None:
     from habana_mp import hmp

@@ -109,7 +109,7 @@ def test_values_strides_and_gradients_are_those_of_a_cast_by_hand(
         assert torch.equal(ours.grad, by_hand.grad)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from([16, 24, 32, 48]), st.booleans()), min_size=4, max_size=25))
 def test_what_somebody_holds_is_not_written_over(uses: list[tuple[int, bool]]) -> None:
     with small_blocks(8192):

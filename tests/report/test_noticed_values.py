@@ -43,7 +43,7 @@ def noticed(operation: str) -> dict[str, float]:
 # ---- whole numbers --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.integers(0, 5000).map(float) | st.floats(-5000, 5000, width=32), min_size=1, max_size=6),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),

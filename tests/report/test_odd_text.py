@@ -23,7 +23,7 @@ from helpers.log_lines import emit, line_of, read, records
 ANYTHING = st.text(st.characters(exclude_categories=()))
 ODD = "a\n\r\t\x1b[31m\x07\x7f\x85\x9b\u2028\u2029\u202e\ufeff\ud800\udcff\"'\\</script><b>&\x00z"
 
-any_text = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+any_text = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def is_harmless(text: str) -> bool:

@@ -218,7 +218,7 @@ def test_a_compiled_convolution_is_decided_alike() -> None:
         assert gradient.abs().max() < 100
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_no_gradient_is_wrong(data: st.DataObject) -> None:
     dimensions = data.draw(st.integers(1, 3))
@@ -250,7 +250,7 @@ def test_no_gradient_is_wrong(data: st.DataObject) -> None:
             torch.testing.assert_close(one.float(), other, rtol=1e-2, atol=2e-2 * other.abs().max().item() + 1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_no_result_is_wrong(data: st.DataObject) -> None:
     size, kernel, stride = data.draw(st.integers(1, 25)), data.draw(st.integers(1, 7)), data.draw(st.integers(1, 12))

@@ -226,7 +226,7 @@ calls = st.builds(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(call=calls)
 def test_every_decision_is_that_of_the_second_writing(call: Call, serving: tuple[IO[str], IO[str]]) -> None:
     asking, answering = serving

@@ -60,7 +60,7 @@ def inputs(draw: st.DrawFn) -> torch.Tensor:
     return x.bfloat16() if draw(st.booleans()) else x
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(inputs(), st.sampled_from([1, 8, 48]), st.booleans(), st.booleans(), st.sampled_from(list(PRODUCTS)))
 def test_bits_and_strides_are_those_of_a_layer_in_lower_precision(
     x: torch.Tensor, width: int, bias: bool, frozen: bool, product: str

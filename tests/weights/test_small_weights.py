@@ -30,7 +30,7 @@ def casts_of(report: Report) -> tuple[int, int]:
     return sum(row.casts for row in rows), sum(row.small for row in rows)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 2 * WIDTH), st.integers(1, 2 * WIDTH), st.integers(1, 40), st.booleans())
 def test_around_the_limit_a_step_has_the_bits_of_casting_by_hand(inner: int, outer: int, rows: int, bias: bool) -> None:
     layer = torch.nn.Linear(inner, outer, bias=bias)
