@@ -65,6 +65,13 @@ class Diagnosis:
                 "Nothing could be compared: the step returned no tensor, ran no backward, and changed no state before "
                 "the first step of an optimizer."
             )
+        fails = ""
+        if self.loss_in_float32 is not None and not math.isfinite(self.loss_in_float32):
+            fails = "The loss is not finite in float32 either: the script fails without this package. "
+        return fails + self._result
+
+    @property
+    def _result(self) -> str:
         if not self.rows:
             return "Nothing ran in lower precision."
         if self.findings:
@@ -150,7 +157,10 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
                 replays = Replays(step)
                 prefix = f"step {number + 1} of {steps}: " if steps > 1 else ""
                 with ProgressLine(prefix) as progress, replays.from_same_state():
-                    looks.append(look(RunsHere(replays), number, progress))
+                    progress("to find what it uses")
+                    runs = RunsHere(replays)
+                    runs.find_state()
+                    looks.append(look(runs, number, progress))
             if steps > 1:
                 step()
     return _merged(looks)

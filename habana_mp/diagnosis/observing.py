@@ -84,6 +84,8 @@ class Observer:
         #: Called with each tensor that a call uses and that gets a gradient of its own, and with True if the call
         #: writes into its first argument.
         self.leaf_is_used: Callable[[torch.Tensor, bool], None] = lambda *_: None
+        #: True for the threads of the step.
+        self.belongs: Callable[[], bool] = lambda: True
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -106,7 +108,7 @@ class Observer:
 
     @run_by_python
     def _answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if not self.is_on or getattr(self._paused, "is_on", False):
+        if not self.is_on or getattr(self._paused, "is_on", False) or not self.belongs():
             return _core.make_observed_call()
         given = tensors_of((arguments, keywords))
         writes = ops.is_in_place(operation)

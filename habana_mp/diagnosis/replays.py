@@ -1,7 +1,7 @@
 """Runs a step several times from the same state, and restores that state.
 
-The first run of the step shows what belongs to the state. When a module is called or a weight is used, the outermost
-module that holds it is recorded, with copies of all its tensors.
+The first run of the step shows what belongs to the state. When a module is called or one of its tensors is used, the
+outermost module that holds it is recorded, with copies of all its tensors. What other threads do meanwhile is theirs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import random as random_of_python
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
+from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
@@ -80,6 +82,70 @@ class _Tensor:
         return self.holder.get(self.key) if self.key else self.tensor
 
 
+class _Contents:
+    """What a module has when the diagnosis begins: its tensors, its other attributes, and copies of its containers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.holders = [(one, dict(one)) for one in (module._parameters, module._buffers, vars(module))]
+        self.containers: list[tuple[Any, Any]] = []
+        self._tensors: list[torch.Tensor] = []
+        for _, former in self.holders:
+            for key, value in former.items():
+                if isinstance(value, torch.Tensor):
+                    self._tensors.append(value)
+                elif key not in _OF_TORCH:
+                    self._keep(value, frozenset())
+
+    def _keep(self, value: Any, inside: frozenset[int]) -> None:
+        if _is_container(value) and id(value) not in inside:
+            self.containers.append((value, copy.copy(value)))
+            for one in value.values() if isinstance(value, dict) else value:
+                if isinstance(one, torch.Tensor):
+                    self._tensors.append(one)
+                else:
+                    self._keep(one, inside | {id(value)})
+
+    def memory(self) -> Iterator[int]:
+        """Yields the addresses of the tensors."""
+        for one in self._tensors:
+            if not _is_lazy(one):
+                with suppress(RuntimeError, NotImplementedError):
+                    yield one.untyped_storage().data_ptr()
+
+    def differs(self) -> bool:
+        """True if an attribute or a container has something else now."""
+        pairs = [*self.holders, *self.containers]
+        return any(not _is_same(one, former) for one, former in pairs)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, _CONTAINERS) and type(value).__module__ in _OF_PYTHON
+
+
+def _is_same(one: Any, former: Any) -> bool:
+    """True if two containers hold the same objects."""
+    if len(one) != len(former):
+        return False
+    if isinstance(one, set):
+        return {*map(id, one)} == {*map(id, former)}
+    if isinstance(one, dict):
+        return all(key in one and one[key] is value for key, value in former.items())
+    return all(a is b for a, b in zip(one, former, strict=True))
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
+    """Notices each tensor that an operation of this thread uses, before it does so."""
+
+    def __init__(self, used: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._used = used
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in tensors_of((args, kwargs)):
+            self._used(one)
+        return func(*args, **(kwargs or {}))
+
+
 class Replays:
     """The replays of one step."""
 
@@ -90,6 +156,7 @@ class Replays:
         self._skipped = skipped
         self._compares_outputs = compares_outputs
         self._is_looking = False
+        self._threads = StepThreads()
         self._random = _AllRandomStates()
         self._known: set[int] = set()
         #: The recorded modules. They are held so that no other object gets the same identity.
@@ -99,7 +166,15 @@ class Replays:
         self._noted: dict[int, torch.Tensor] = {}
         #: The weights that modules have when the diagnosis begins, each with its module, by identity.
         self._owners: dict[int, tuple[torch.Tensor, torch.nn.Module]] = {}
-        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        #: The contents of all modules then, by identity, and the modules by the memory of their tensors.
+        self._before: dict[int, tuple[torch.nn.Module, _Contents]] = {}
+        self._by_memory: dict[int, torch.nn.Module] = {}
+        #: The modules that other threads call, by identity.
+        self._of_others: set[int] = set()
+        #: The weights that had a gradient, the gradient and a copy of its values, by identity; and the weights that
+        #: belong to the step, whose gradients are restored.
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
+        self._of_step: dict[int, torch.Tensor] = {}
         self._tensors: list[_Tensor] = []
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
@@ -118,35 +193,55 @@ class Replays:
     @contextmanager
     def from_same_state(self) -> Iterator[None]:
         """A block that restores the state at its end."""
-        # A step may begin with `zero_grad`, before any module is called.
-        owned: list[tuple[Any, Any]] = [(one, module) for module in all_modules() for one in _weights_of(module)]
-        try:
-            for weight, module in owned:
+        for module in all_modules():
+            contents = _Contents(module)
+            self._before[id(module)] = module, contents
+            self._by_memory.update(dict.fromkeys(contents.memory(), module))
+            for weight in _weights_of(module):
                 self._owners[id(weight)] = weight, module
-                if weight.grad is not None:
-                    self._gradients.setdefault(id(weight), (weight, weight.grad))
-                    weight.grad = None
+                # A step may begin with `zero_grad`, before any module is called.
+                self._keep_gradient(weight)
+        try:
             yield
         finally:
-            for weight, gradient in self._gradients.values():
+            for key, weight in self._of_step.items():
+                _, gradient, values = self._gradients.get(key, (weight, None, None))
                 weight.grad = gradient
-            self._owners.clear()
+                if gradient is not None and values is not None and not torch.equal(gradient, values):
+                    gradient.copy_(values)
             self._restore()
+            for known in (self._owners, self._before, self._by_memory, self._gradients):
+                known.clear()
+
+    def find_state(self, observer: Observer) -> None:
+        """Runs the step once to find what it uses: modules that it does not call, too."""
+        self._run(observer, _Uses(self._tensor_is_used))
+        changed = [one for one, contents in self._before.values() if contents.differs()]
+        for module in changed:
+            if id(module) not in self._of_others:
+                self._module_is_used(module)
+        self._restore()
 
     def run(self, observer: Observer) -> Outcome:
         """Runs the step once."""
+        return self._run(observer, nullcontext())
+
+    def _run(self, observer: Observer, uses: AbstractContextManager[Any]) -> Outcome:
         self._restore()
         self._loss, self._has_gradient, self._outputs = None, False, []
         self._is_looking = self._skipped == 0
         left = self._skipped
         returned: Any = None
 
-        def optimizer_begins(*_: Any) -> None:
-            if self._is_looking:
+        def optimizer_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if self._is_looking and self._threads.has_this():
+                self._of_step.update({id(one): one for group in optimizer.param_groups for one in group["params"]})
                 raise _StepEnds
 
         def optimizer_ended(*_: Any) -> None:
             nonlocal left
+            if not self._threads.has_this():
+                return
             left -= 1
             if left == 0:
                 self._is_looking = True
@@ -154,6 +249,7 @@ class Replays:
 
         observer.is_on = self._is_looking
         observer.leaf_is_used = self._leaf_is_used
+        observer.belongs = self._threads.has_this
         hooks: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
             (register_module_forward_pre_hook, self._module_begins),
             (register_module_forward_hook, self._module_ends),
@@ -165,10 +261,11 @@ class Replays:
             for register, hook in hooks:
                 handles.append(register(hook))
             begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
-            with observer.observing(), scalers_end_steps(lambda: self._is_looking, _StepEnds):
+            with observer.observing(), scalers_end_steps(self._is_looking_here, _StepEnds), self._threads.followed():
                 try:
-                    returned = self._step()
-                    self._run_backward(returned)
+                    with uses:
+                        returned = self._step()
+                        self._run_backward(returned)
                 except _StepEnds:
                     pass
             with observer.paused(), apart():
@@ -178,20 +275,23 @@ class Replays:
             for one in handles:
                 one.remove()
             self._loss = None
-            for weight in self._weights.values():
+            for weight in self._of_step.values():
                 weight.grad = None
 
     # ---- the backward ------------------------------------------------------------------------------------------------
 
+    def _is_looking_here(self) -> bool:
+        return self._is_looking and self._threads.has_this()
+
     def _backward_begins(self, loss: torch.Tensor) -> None:
-        if not self._is_looking:
+        if not self._is_looking_here():
             return
         if self._loss is None:
             self._loss = loss.detach()
         self._has_gradient = True
 
     def _loss_is_scaled(self, loss: torch.Tensor) -> None:
-        if self._is_looking and self._loss is None:
+        if self._is_looking_here() and self._loss is None:
             self._loss = loss.detach()
 
     def _run_backward(self, returned: Any) -> None:
@@ -208,9 +308,22 @@ class Replays:
     # ---- the state ---------------------------------------------------------------------------------------------------
 
     def _module_begins(self, module: torch.nn.Module, _: Any) -> None:
-        if id(module) in self._known or not self._is_looking:
-            return
-        self._roots.add(id(module))
+        if not self._threads.has_this():
+            for outermost in holders.outermost(module) or [module]:
+                self._of_others.update(map(id, outermost.modules()))
+        elif id(module) not in self._known and self._is_looking:
+            self._roots.add(id(module))
+            self._module_is_used(module)
+
+    def _tensor_is_used(self, tensor: torch.Tensor) -> None:
+        with suppress(RuntimeError, NotImplementedError):  # it has no memory
+            module = self._by_memory.get(tensor.untyped_storage().data_ptr())
+            if module is not None and id(module) not in self._known:
+                self._module_is_used(module)
+        if tensor.requires_grad and tensor.is_leaf:
+            self._leaf_is_used(tensor, is_written=False)
+
+    def _module_is_used(self, module: torch.nn.Module) -> None:
         with apart():
             for outermost in holders.outermost(module) or [module]:
                 root = Origin("", 0, (outermost,)).module
@@ -221,34 +334,28 @@ class Replays:
                         self._record(".".join(part for part in (root, path) if part), one)
 
     def _record(self, path: str, module: torch.nn.Module) -> None:
-        for key, weight in module._parameters.items():
+        contents = self._before[id(module)][1] if id(module) in self._before else _Contents(module)
+        (_, weights), *others = contents.holders
+        for key, weight in weights.items():
             if weight is None or not weight.is_leaf or _is_lazy(weight):
                 continue
             name = f"{path}.{key}"
             self._keep(module._parameters, key, weight, name)
             if weight.requires_grad:
                 self._note_weight(name, weight)
-        for holder in (module._buffers, vars(module)):
-            if not any(one is not None and _is_lazy(one) for one in module._parameters.values()):
-                self._keys.append((holder, frozenset(holder)))
-            for key, value in holder.items():
+        for holder, former in others:
+            if not any(one is not None and _is_lazy(one) for one in weights.values()):
+                self._keys.append((holder, frozenset(former)))
+            for key, value in former.items():
                 if isinstance(value, torch.Tensor) and not _is_lazy(value):
                     self._keep(holder, key, value, f"{path}.{key}")
                 elif key not in _OF_TORCH or isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
-                    self._keep_contents(value, f"{path}.{key}", frozenset())
-
-    def _keep_contents(self, value: Any, name: str, inside: frozenset[int]) -> None:
-        """Stores a copy of a container's contents."""
-        if not isinstance(value, _CONTAINERS) or type(value).__module__ not in _OF_PYTHON or id(value) in inside:
-            return
-        self._containers.append((value, copy.copy(value)))
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, one in items:
-            if isinstance(one, torch.Tensor):
-                self._keep({}, "", one, f"{name}[{key!r}]")
-            else:
-                self._keep_contents(one, f"{name}[{key!r}]", inside | {id(value)})
+        self._containers += contents.containers
+        for number, (_, former) in enumerate(contents.containers, 1):
+            for place, one in former.items() if isinstance(former, dict) else enumerate(former):
+                if isinstance(one, torch.Tensor):
+                    self._keep({}, "", one, f"{path}, container {number}[{place!r}]")
 
     def _keep(self, holder: dict[str, Any], key: str, tensor: torch.Tensor, name: str) -> None:
         """Stores a copy of a tensor, unless its class has no memory into which it could be copied back."""
@@ -260,8 +367,14 @@ class Replays:
         if id(weight) not in self._noted:
             self._noted[id(weight)] = weight
             self._weights[name] = weight
-            self._gradients.setdefault(id(weight), (weight, weight.grad))
+            self._of_step[id(weight)] = weight
+            self._keep_gradient(weight)
             weight.grad = None
+
+    def _keep_gradient(self, weight: torch.Tensor) -> None:
+        gradient = weight.grad
+        values = None if gradient is None else gradient.detach().clone()
+        self._gradients.setdefault(id(weight), (weight, gradient, values))
 
     def _leaf_is_used(self, tensor: torch.Tensor, is_written: bool) -> None:
         """Records a weight that belongs to a module that was not called, or to no module."""

@@ -107,6 +107,10 @@ class RunsHere:
             "take the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`)"
         )
 
+    def find_state(self) -> None:
+        """Finds what the step uses, before anything is compared."""
+        self._replays.find_state(InFloat32(self._locator))
+
     def run(self, mode: RunMode, samples: Samples) -> Run:
         observer = observer_of(mode, self._locator, samples)
         run = run_of(observer, self._replays.run(observer))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +199,118 @@ def test_weights_outside_of_called_modules_are_compared_and_left_without_gradien
     assert {"the gradient of Trained.start", "the gradient of Trained.body.weight"} <= found.excess.keys()
     assert any(what.startswith("the gradient of a tensor of shape (16,)") for what in found.excess)
     assert all(one.grad is None for one in (*model.parameters(), scale))
+
+
+class Bank(nn.Module):
+    """A memory of features that is written from outside, and never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(4, 8))
+        self.mean, self.position, self.seen = torch.zeros(8), 0, [0]
+
+
+@pytest.mark.filterwarnings("ignore:.*is made from a result that habana_mp lowered")
+def test_what_a_step_changes_in_modules_that_it_does_not_call_is_as_before() -> None:
+    model, step = _made()
+    teacher, second, bank = copy.deepcopy(model), copy.deepcopy(model), Bank()
+    (second.body[0].weight * 2).sum().backward()
+
+    def changes() -> torch.Tensor:
+        bank.position += 1
+        bank.seen.append(bank.position)
+        second.zero_grad(set_to_none=False)
+        loss = step()
+        with torch.no_grad():
+            for own, other in zip(teacher.parameters(), model.parameters(), strict=True):
+                own.mul_(0.5).add_(other, alpha=0.5)
+            for own, other in zip(second.parameters(), model.parameters(), strict=True):
+                own.data = own.data * 0.5 + other.data
+            bank.queue[bank.position % 4] = loss
+            bank.queue.copy_(bank.queue.flip(0))
+            torch._foreach_add_([bank.mean], 1.0)
+            bank.mean = bank.mean + 1
+        return loss + bank.queue.sum() + second.body[0].weight.sum()
+
+    def state() -> list[Any]:
+        tensors = [*teacher.parameters(), *second.parameters(), bank.queue, bank.mean]
+        return [*(one.detach().clone() for one in tensors), *map(id, tensors), bank.position, list(bank.seen)]
+
+    before = state()
+    gradient = second.body[0].weight.grad
+    assert gradient is not None
+    hmp.convert(**LOWER)
+    assert _names_the_line(hmp.diagnose(changes))
+    assert all(
+        torch.equal(now, then) if isinstance(now, torch.Tensor) else now == then
+        for now, then in zip(state(), before, strict=True)
+    )
+    assert second.body[0].weight.grad is gradient
+    assert (gradient == 2).all()
+
+
+def test_another_thread_trains_meanwhile_as_without_a_diagnosis() -> None:
+    def train(model: nn.Module, steps: int, seen: set[Any], ended: threading.Event) -> None:
+        optimizer, x = torch.optim.Adam(model.parameters()), torch.linspace(-1, 1, 64).reshape(8, 8)
+        optimizer.zero_grad()
+        for number in range(steps):
+            result = model(x)
+            seen.add(result.dtype)
+            result.float().square().mean().backward()
+            if number % 2:  # gradients are summed over two batches
+                optimizer.step()
+                optimizer.zero_grad()
+        ended.set()
+
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    alone = copy.deepcopy(other)
+    _, step = _made()
+    hmp.convert(**LOWER)
+    alone_saw: set[Any] = set()
+    train(alone, 600, alone_saw, threading.Event())
+    seen: set[Any] = set()
+    ended = threading.Event()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            train(other, 600, seen, ended)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    runs = 0
+    while not ended.is_set() and not failed:
+        assert _names_the_line(hmp.diagnose(step))
+        runs += 1
+    thread.join()
+    assert not failed
+    assert runs >= 1
+    assert seen == alone_saw
+    for one, expected in zip(other.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one, expected)
+
+
+def test_threads_that_a_step_starts_belong_to_it() -> None:
+    _, step = _made()
+
+    def in_a_thread() -> torch.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(step).result()
+
+    hmp.convert(**LOWER)
+    assert _names_the_line(hmp.diagnose(in_a_thread))
+
+
+def test_a_script_that_fails_in_float32_too_is_told_so_first() -> None:
+    _, step = _made()
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: step() * math.inf)
+    assert found.headline.startswith(
+        "The loss is not finite in float32 either: the script fails without this package. "
+    )
 
 
 def test_with_several_steps_the_model_trains_as_without_a_diagnosis() -> None:
