@@ -36,6 +36,7 @@ from habana_mp.reporting.comparison import Comparison, compare
 from habana_mp.reporting.explanation import Explanation, ModelExplanation, explain
 from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.log import close_log, open_log
+from habana_mp.reporting.ranks import is_loader_worker
 from habana_mp.reporting.records import KeptWeights, Row
 from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import watch, watching
@@ -119,6 +120,10 @@ def convert(options: Options) -> None:
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
     level = level_of_environment() or options.opt_level
+    if is_loader_worker():
+        warn(
+            "hmp.convert was called in a worker of a DataLoader, where nothing is lowered: call it in the main process"
+        )
     if options.report != "operations":
         watched_calls.check()
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.

@@ -190,7 +190,7 @@ def _is_off(reason: str) -> bool:
 
 def _why_nothing_was_called(report: Records) -> str:
     if report.configuration is None:
-        return "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)"
+        return "Nothing ran in lower precision: hmp.convert() was not called in this process, before the model runs"
     if report.configuration.get("opt_level") == "O0":
         return 'Nothing ran in lower precision: opt_level="O0" casts nothing'
     within = report.configuration.get("within")

@@ -79,7 +79,7 @@ class Children:
 
     def leave(self, report: Report) -> None:
         """Leaves the report of a child, as it ends."""
-        if report.rows and not _is_loader_worker():
+        if report.rows and not is_loader_worker():
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             unfinished = Path(self.folder) / f"{secrets.token_hex(8)}.part"
             report.to_json(unfinished)
@@ -92,7 +92,7 @@ class Children:
         return found
 
 
-def _is_loader_worker() -> bool:
+def is_loader_worker() -> bool:
     """True in a worker of a data loader. Nothing is lowered there, and without it the report is about the script."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None

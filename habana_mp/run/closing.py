@@ -24,14 +24,16 @@ def ran_lower(report: Report) -> bool:
     return any(row.calls for row in report if row.is_lower)
 
 
-def line(report: Report) -> str:
-    """Returns one line: the calls by precision, the share of the time in a lower precision, and the largest cost."""
+def line(report: Report, *, by_script: bool) -> str:
+    """Returns one line: the calls by precision, the share of the time in a lower precision, and the largest cost.
+    ``by_script``: the script converts by itself, if it wants to."""
     calls: dict[str, int] = {}
     for row in report.main_rows:
         calls[row.precision] = calls.get(row.precision, 0) + row.calls
     if not calls:
-        never = "`hmp.convert` was not called"
-        return never if report.configuration is None else "no covered operation was called"
+        if report.configuration is not None:
+            return "no covered operation was called"
+        return "the script asked for no mixed precision" if by_script else "`hmp.convert` was not called"
     parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in PRECISIONS if one in calls)]
     seconds = sum(row.seconds or 0.0 for row in report.main_rows)
     if seconds:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import json
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from habana_mp import _core, hmp
 from habana_mp.common.devices import ACCELERATORS
-from habana_mp.patches.tools import spawned_processes
+from habana_mp.patches.tools import spawned_processes, started_processes
 from habana_mp.policy.options import LEVEL_VARIABLE, Options, flags, lower_dtype
 from habana_mp.reporting import counting, merging
 from habana_mp.reporting.ranks import Children, Ranks
@@ -23,6 +26,9 @@ from habana_mp.reporting.report import Report
 from habana_mp.run import closing, speed
 from habana_mp.run.options import Conversion, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
+
+#: The seconds that a run waits at its end for each rank that its script started.
+_PATIENCE_WITH_RANKS = 10.0
 
 #: Options without a value.
 _SWITCHES = ("--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
@@ -55,7 +61,9 @@ def main(words: Sequence[str]) -> int:
     if ranks.rank == 0:
         for text in warned:
             _say(text)
-    ending = _Ending(given.report_file, ranks, _follow_children(conversion))
+    children = _follow_children(conversion)
+    started = _follow_started(conversion, children.folder, given.gaudi)
+    ending = _Ending(given.report_file, ranks, children, started, by_script=conversion.by_script)
     atexit.register(ending.at_exit)  # called after the handlers that the script registers
     try:
         script.run()
@@ -206,10 +214,20 @@ def _warn_if_slower(options: Options) -> None:
 class _Ending:
     """Reports what ran when the script has ended."""
 
-    def __init__(self, path: str | None, ranks: Ranks, children: Children) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        ranks: Ranks,
+        children: Children,
+        started: list[subprocess.Popen[Any]],
+        *,
+        by_script: bool,
+    ) -> None:
         self._path = path
+        self._by_script = by_script
         self._ranks = ranks
         self._children = children
+        self._started = started
         self._of_children: list[Report] = []
         self._process = os.getpid()
         self._found_nothing = False
@@ -231,6 +249,12 @@ class _Ending:
         report = self._whole()
         if missing := self._ranks.missing():
             _say(f"warning: the report is without rank {', '.join(map(str, missing))}, which left none in time")
+        counted, wanted = max(self._ranks.count, 1 + len(self._of_children)), os.environ.get("WORLD_SIZE", "")
+        if wanted.isdecimal() and counted < int(wanted):
+            _say(
+                f"warning: the report is of {counted} of {wanted} processes (WORLD_SIZE). The others are not "
+                "converted, unless they convert themselves: start the script by torchrun"
+            )
         where = ""
         if self._path is not None:
             try:
@@ -238,7 +262,7 @@ class _Ending:
                 where = f"; the report is in {self._path}"
             except OSError as error:
                 _say(f"the report could not be written: {error}")
-        _say(f"{closing.line(report)}{where}")
+        _say(f"{closing.line(report, by_script=self._by_script)}{where}")
         if self._found_nothing:
             _say(f"--require-lowered: {report.words[0][:1].lower()}{report.words[0][1:]}")
         shown = 1 if closing.ran_lower(report) or self._found_nothing else 0  # already said by the lines above
@@ -249,6 +273,9 @@ class _Ending:
         for child in multiprocessing.active_children():
             if not child.daemon:
                 child.join()  # as Python would do a little later
+        for process in self._started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_WITH_RANKS)
         self._of_children += self._children.take()
         return merging.merged([counting.current(), *self._of_children], ranks=1)
 
@@ -289,6 +316,32 @@ class _ForChild:
 def _convert_child(conversion: Conversion, folder: str) -> None:
     conversion.convert()
     _follow_children(conversion, folder)
+
+
+def begin_child(conversion: Conversion, folder: str, gaudi_device: str | None) -> None:
+    """Converts a process that the script started. It leaves its report in the folder."""
+    if gaudi_device is not None:
+        from habana_mp import gaudi
+
+        gaudi.switch_on(gaudi_device or None)
+        gaudi.prepare_children()
+    _convert_child(conversion, folder)
+    _follow_started(conversion, folder, gaudi_device)
+
+
+def run_as_its_own(script: Script) -> None:
+    """Runs a script. A traceback is as if it had been started by itself."""
+    try:
+        script.run()
+    except BaseException as error:
+        _show_without_ours(error)
+        raise
+
+
+def _follow_started(conversion: Conversion, folder: str, gaudi_device: str | None) -> list[subprocess.Popen[Any]]:
+    """From now on, scripts that `subprocess` starts are converted, and leave their reports. Returns the ranks."""
+    how = json.dumps({"conversion": asdict(conversion), "folder": folder, "gaudi": gaudi_device})
+    return started_processes.run_by(["-m", "habana_mp.run.started", how])
 
 
 class _Followed:

@@ -142,7 +142,7 @@ def test_the_table_has_a_line_for_each_row_and_sums() -> None:
 
 def test_an_empty_report_says_why_and_has_no_table() -> None:
     (line,) = str(Report(())).splitlines()
-    assert line.startswith("Nothing ran in lower precision: not converted")
+    assert line.startswith("Nothing ran in lower precision: hmp.convert() was not called in this process")
     assert list(Report(())) == []
 
 

@@ -37,7 +37,7 @@ def found(*rows: Row, **more: Any) -> list[tuple[str, str]]:
 def test_an_empty_report_says_why() -> None:
     not_converted, converted = Report(()), report()
     assert not_converted.words == (
-        "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)",
+        "Nothing ran in lower precision: hmp.convert() was not called in this process, before the model runs",
     )
     assert converted.words == ("Nothing ran in lower precision: no covered operation was called where casts are on",)
     (within,) = report(within="modules").words

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,52 @@ def test_only_the_parent_of_a_fork_prints(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.count("habana-mp: calls: ") == 1
     assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 1}
+
+
+STARTS = """
+import os, subprocess, sys
+import torch
+
+rank = int(os.environ.get("LOCAL_RANK", 0))
+for _ in range(1 + rank):
+    dtype = torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype
+print(rank, dtype, __name__, sys.argv[1:], flush=True)
+if rank == 0:
+    os.environ.update(LOCAL_RANK="0", WORLD_SIZE="2")
+    plain = [sys.executable, "-c", "import sys, torch; print('habana_mp' in sys.modules)"]
+    again = {"file": [os.path.abspath(sys.argv[0])], "module": ["-m", "starts"], "not": ["-m", "timeit"]}[sys.argv[1]]
+    subprocess.run(plain, check=True)
+    subprocess.run([sys.executable, "-u", *again, *sys.argv[1:]], env={**os.environ, "LOCAL_RANK": "1"})
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "module"])
+def test_scripts_that_a_script_starts_are_converted_and_counted(how: str, tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS)
+    done = python(*RUN, "--report", "out.json", "starts.py", how, cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        f"0 torch.bfloat16 __main__ ['{how}']", "False", f"1 torch.bfloat16 __main__ ['{how}']"
+    ]  # fmt: skip
+    assert calls(tmp_path / "out.json") == {("linear", "bf16"): 3}
+    assert "WORLD_SIZE" not in done.stderr
+
+
+def test_processes_that_are_not_in_the_report_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS)
+    done = python(*RUN, "starts.py", "not", cwd=tmp_path)
+    assert "habana-mp: warning: the report is of 1 of 2 processes (WORLD_SIZE)" in done.stderr
+
+
+def test_a_conversion_in_a_worker_of_a_data_loader_is_told_of(tmp_path: Path) -> None:
+    code = """
+        import torch
+        from habana_mp import hmp
+        loader = torch.utils.data.DataLoader([1], num_workers=1, worker_init_fn=lambda _: hmp.convert())
+        print(*loader, hmp.report(show=False).words[0])
+    """
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path)
+    assert "HmpWarning: hmp.convert was called in a worker of a DataLoader, where nothing is lowered" in done.stderr
+    assert "hmp.convert() was not called in this process" in done.stdout
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""Python scripts that a script starts by `subprocess`: they begin with a module of ours, which runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+#: Options of Python with a value behind them.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def run_by(words: Sequence[str]) -> list[subprocess.Popen[Any]]:
+    """From now on, scripts of the user's that this Python starts run by ``python WORDS... [-m] SCRIPT ...``. Returns a
+    list to which those processes are added that are ranks of this program."""
+    kind: Any = subprocess.Popen
+    original = kind.__init__
+    ranks: list[subprocess.Popen[Any]] = []
+
+    def start(self: Any, args: Any, *others: Any, **keywords: Any) -> None:
+        is_plain = not others and not keywords.get("shell") and keywords.get("executable") is None
+        found = _script_in(args, keywords.get("cwd")) if is_plain else 0
+        if found:
+            args = [*args[:found], *words, *args[found:]]
+        original(self, args, *others, **keywords)
+        if found and "LOCAL_RANK" in (keywords.get("env") or os.environ):
+            ranks.append(self)
+
+    kind.__init__ = start
+    return ranks
+
+
+def _script_in(args: Any, folder: Any) -> int:
+    """Returns the place of the script, or of ``-m``, in a command that runs a script of the user's; 0 for others."""
+    if not isinstance(args, list | tuple) or not all(isinstance(one, str) for one in args) or not _is_python(args[:1]):
+        return 0
+    at = 1
+    while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "-c", "-"):
+        at += 2 if args[at] in _WITH_VALUE else 1
+    if at + (args[at:] == ["-m"]) >= len(args):
+        return 0
+    if args[at] == "-m":
+        return at if _is_module_of_user(args[at + 1]) else 0
+    path = os.path.join(folder or os.getcwd(), args[at])
+    return at if os.path.isfile(path) and not _is_installed(path) else 0
+
+
+def _is_python(words: Sequence[str]) -> bool:
+    """True for this interpreter, by any of its names."""
+    found = shutil.which(words[0]) if words else None
+    return found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+
+
+def _is_module_of_user(name: str) -> bool:
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        return False
+    places = [] if found is None else [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
+    return bool(places) and not any(map(_is_installed, places))
+
+
+def _is_installed(path: str) -> bool:
+    """True for the standard library and for installed packages."""
+    paths = sysconfig.get_paths()
+    real = os.path.realpath(path)
+    folders = {os.path.realpath(paths[one]) for one in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return real == "frozen" or any(real.startswith(one + os.sep) for one in folders)
