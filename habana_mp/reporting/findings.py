@@ -240,7 +240,7 @@ def _outside(report: Records) -> Iterator[str]:
         named = ", ".join(dict.fromkeys(f"`{row.operation}`" for row in rows[:3]))
         yield (
             f"{_count(sum(row.calls for row in rows), 'product')} outside of modules ran in float32 ({named}"
-            f"{_at(rows, ', most at ', with_modules=False)}): `with hmp.autocast():` lowers there, and "
+            f"{_at(rows, ', most at ', with_modules=False)}): `with hmp.autocast(...):` lowers there, and "
             '`convert(within="everywhere")` everywhere'
         )
 

@@ -44,8 +44,6 @@ def main(words: Sequence[str]) -> int:
     script = Script(command, is_module=is_module)
     conversion = _conversion(parser, given, script)
     ranks = Ranks()
-    if ranks.rank == 0:
-        _point_out_misplaced(parser, command)
     if given.gaudi is not None:
         _switch_gaudi_on(parser, given)
     try:
@@ -70,6 +68,8 @@ def main(words: Sequence[str]) -> int:
     except SystemExit as error:
         if error.code in (None, 0) and given.require_lowered and not ending.lowered():
             raise SystemExit(1) from None
+        if error.code == 2 and ranks.rank == 0:
+            _point_out_misplaced(parser, command)
         raise
     except BaseException as error:
         _show_without_ours(error)
@@ -146,13 +146,12 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
 
 
 def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
-    """Points out our options after the script. They are no error: the script may have options of the same names."""
+    """Points out our options after a script that ended with the status of wrong usage. The script may have options of
+    the same names."""
     ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
     for word in command[1:]:
         if word.partition("=")[0] in ours:
-            _say(
-                f"`{word}` stands behind the script, so it is given to the script; an option of habana-mp stands before"
-            )
+            _say(f"`{word}` stands behind the script, so the script got it; an option of habana-mp stands before")
 
 
 def _conversion(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Conversion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ _requests: dict[int, _Request] = {}
 
 
 def autocast(
-    device_type: str,
+    device_type: str = "",
     dtype: torch.dtype | str | None = None,
     enabled: bool = True,
     cache_enabled: bool | None = None,
@@ -123,6 +124,11 @@ def autocast(
         RuntimeError: a device type for which torch has no autocast.
         OSError: a list file that cannot be read.
     """
+    if not device_type:
+        raise TypeError(
+            "`hmp.autocast` takes a device first, as torch.autocast does, and goes around a block: `with "
+            'hmp.autocast("cpu"):`. For the whole script write `hmp.convert(preset="recommended")`'
+        )
     number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path, rules)
     if torch.compiler.is_compiling():
         in_graph: Any = _in_graph(number)
@@ -134,11 +140,24 @@ class Region(Scope):
     """The result of :func:`autocast`."""
 
     _name = "autocast"
+    _is_used = False
 
     def __init__(self, number: int) -> None:
         self._number = number
 
+    def __del__(self) -> None:
+        if not self._is_used and not sys.is_finalizing():
+            warn(
+                "hmp.autocast(...) alone does nothing: write `with hmp.autocast(...):` around a block, or "
+                '`hmp.convert(preset="recommended")` for the whole script'
+            )
+
+    def __call__(self, function: Any) -> Any:
+        self._is_used = True
+        return super().__call__(function)
+
     def __enter__(self) -> Region:
+        self._is_used = True
         number = self._number
         if number >= 0 and not _core.enter_region(self, number):
             # `restore` has removed the patches of the region.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import re
 import sys
@@ -22,6 +23,20 @@ def test_a_block_of_convert_says_what_makes_one_and_converts() -> None:
         pass
     assert hmp.is_converted()
     assert "hmp.restore()" in repr(block())
+
+
+def test_a_region_that_goes_around_nothing_says_what_to_write(recwarn: pytest.WarningsRecorder) -> None:
+    region: Any = hmp.autocast
+    with pytest.raises(TypeError, match=re.escape('goes around a block: `with hmp.autocast("cpu"):`')):
+        region()
+    region("cpu")
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]  # CPython has frames
+    (warned,) = recwarn
+    assert "hmp.autocast(...) alone does nothing: write `with hmp.autocast(...):`" in str(warned.message)
+    assert (warned.filename, warned.lineno) == (__file__, line)
+    with region("cpu"):
+        region("cpu")(print)
+    assert len(recwarn) == 1
 
 
 @each(

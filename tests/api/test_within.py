@@ -287,7 +287,7 @@ def test_the_first_lines_count_what_ran_outside_of_modules_and_say_how_to_lower_
     assert first.startswith("6 of 12 products ran in bf16, ")
     assert second == (
         f"6 products outside of modules ran in float32 (`matmul`, most at {short_place(__file__, line + 6)}): "
-        '`with hmp.autocast():` lowers there, and `convert(within="everywhere")` everywhere'
+        '`with hmp.autocast(...):` lowers there, and `convert(within="everywhere")` everywhere'
     )
 
 

@@ -329,9 +329,10 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(
 
 
 def test_an_option_behind_the_script_is_pointed_out(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\n")
-    done = python(*RUN, "script.py", "--report", "a.html", "--lr=1", "--detail=lines", cwd=tmp_path)
-    assert done.stdout == "['--report', 'a.html', '--lr=1', '--detail=lines']\n"
-    lines = [line for line in done.stderr.splitlines() if "stands behind the script" in line]
-    assert [line.split("`")[1] for line in lines] == ["--report", "--detail=lines"]
+    (tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n")
+    for status, pointed_out in (("2", ["--report", "--detail=lines"]), ("0", [])):  # 2: it did not know them
+        done = python(*RUN, "script.py", status, "--report", "a.html", "--lr=1", "--detail=lines", cwd=tmp_path)
+        assert done.stdout == f"['{status}', '--report', 'a.html', '--lr=1', '--detail=lines']\n"
+        lines = [line for line in done.stderr.splitlines() if "stands behind the script" in line]
+        assert [line.split("`")[1] for line in lines] == pointed_out
     assert not (tmp_path / "a.html").exists()

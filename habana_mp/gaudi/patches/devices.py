@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,17 @@ _SCRIPT_BUILTINS = Assumption(
     check="the first that is asked for is found there",
     otherwise="torch.jit.script refuses functions that call a factory of torch",
 )
+
+
+def _copied(data: torch.Tensor, *, requires_grad: bool = False, pin_memory: bool = False, **given: Any) -> Any:
+    """Does what torch.tensor does with a tensor, and warns of it as torch does, at the line of the script."""
+    warnings.warn(
+        "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+        "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",
+        stacklevel=3,
+    )
+    copied = data.detach().to(**given, copy=True)
+    return (copied.pin_memory() if pin_memory else copied).requires_grad_(requires_grad)
 
 
 class _Device:
@@ -143,6 +155,8 @@ class HpuDevices(Patch):
         def function(*args: Any, **kwargs: Any) -> Any:
             if "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
                 kwargs["device"] = meaning.real_of(device, full_name)
+                if function is torch.tensor and args and isinstance(args[0], torch.Tensor):
+                    return _copied(*args, **kwargs)  # torch would warn at this line
             return original(*args, **kwargs)
 
         # Functions are pickled by their names.
