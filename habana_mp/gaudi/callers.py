@@ -35,6 +35,7 @@ _FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-package
 _FOR_HPUS = (
     *("/lightning_habana/", "/optimum/habana/", "/accelerators/hpu.py", "/plugins/precision/hpu.py"),
     *("/plugins/io/hpu_plugin.py", "/strategies/hpu_parallel.py", "/strategies/single_hpu.py"),
+    *("/deepspeed/accelerator/", "/op_builder/hpu/"),
 )
 #: Installed code that asks on behalf of such code, too.
 _ON_BEHALF = "/lightning_utilities/core/imports.py"

@@ -15,11 +15,13 @@ from habana_mp.gaudi.callers import a_library_asks, code_for_hpus_asks
 
 FOLDER = Path(__file__).parent / "frameworks"
 #: The top-level packages in the folder.
-ROOTS = ("habana_frameworks", "habana_dataloader", "hmp")
+ROOTS = ("habana_frameworks", "habana_dataloader", "habana_dl_app", "hmp")
 
 _NO_MEDIA = (
     "it decodes images and video on Gaudi's own hardware; use torch.utils.data.DataLoader with a dataset of torchvision"
 )
+
+_NO_FP8 = "fp8 is for Gaudi's own kernels; use bfloat16, by hmp.convert or torch.autocast"
 
 #: The beginnings of the names of modules that make sense only on Gaudi, with the reason and what to use instead.
 _WITHOUT_MEANING = {
@@ -27,9 +29,16 @@ _WITHOUT_MEANING = {
     "habana_frameworks.medialoaders": _NO_MEDIA,
     "habana_dataloader.aeon_": _NO_MEDIA,
     "habana_dataloader.habana_dali": _NO_MEDIA,
+    "habana_dataloader.habana_dl_app": _NO_MEDIA,
+    "habana_dl_app": _NO_MEDIA,
     "habana_frameworks.tensorflow": "it is for TensorFlow",
-    "habana_frameworks.torch.hpex.experimental": (
-        "fp8 is for Gaudi's own kernels; use bfloat16, by hmp.convert or torch.autocast"
+    "habana_frameworks.torch.hpex.experimental": _NO_FP8,
+    "habana_frameworks.torch.core.quantizer": _NO_FP8,
+    "habana_frameworks.torch.core.weight_sharing": (
+        "graphs of Gaudi share weights by it; use torch's parameters as they are"
+    ),
+    "habana_frameworks.torch.internal": (
+        "it has the settings of Gaudi's bridge; use the environment variables that docs/gaudi.md names"
     ),
     "habana_frameworks.torch.hpex.kernels.fbgemm": (
         "its kernels are for Gaudi; use torch.nn.EmbeddingBag, or the package fbgemm_gpu on CUDA"

@@ -98,7 +98,8 @@ def switch_on(device: str | None = None) -> None:
             HpuLabels(),
             *(HpuTrainer(name, devices) for name in TRAINERS),
             HpuRelease(),
-            OptimumRelease(),
+            OptimumRelease("optimum.habana.utils"),
+            OptimumRelease("optimum.habana.utils.misc"),
             HpuModule(devices),
             AnswersToLibraries(ROOTS, a_library_asks),
         ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from helpers.gaudi import gaudi
 
 
@@ -259,11 +261,17 @@ def get_device_name():
 """
 
 
-def test_optimum_habana_gets_a_release_and_a_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", ["1.18", "1.19"])
+def test_optimum_habana_gets_a_release_and_a_device(release: str, tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "optimum" / "habana"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
-    (folder / "utils.py").write_text(OPTIMUM)
+    if release == "1.18":
+        (folder / "utils.py").write_text(OPTIMUM)
+    else:
+        (folder / "utils").mkdir()
+        (folder / "utils" / "misc.py").write_text(OPTIMUM)
+        (folder / "utils" / "__init__.py").write_text("from .misc import *\n")
     (folder / "__init__.py").write_text(
         "from .utils import get_device_name, get_habana_frameworks_version\n"
         "found = get_habana_frameworks_version().minor, get_device_name()\n"
@@ -272,8 +280,9 @@ def test_optimum_habana_gets_a_release_and_a_device(tmp_path: Path) -> None:
         import optimum.habana
         assert optimum.habana.found == (12, "gaudi")
         habana_mp.gaudi.switch_off()
+        utils = optimum.habana.utils
         try:
-            optimum.habana.utils.get_device_name()
+            getattr(utils, "misc", utils).get_device_name()
         except ValueError:
             print("restored")
         """

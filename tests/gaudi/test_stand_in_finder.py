@@ -213,7 +213,8 @@ def test_a_library_that_is_for_hpus_finds_it(tmp_path: Path) -> None:
     installed = a_library(tmp_path)
     places = (
         *("lightning_habana/__init__.py", "optimum/habana/__init__.py", "pytorch_lightning/accelerators/hpu.py"),
-        "lightning/pytorch/plugins/precision/hpu.py",
+        *("lightning/pytorch/plugins/precision/hpu.py", "deepspeed/accelerator/real_accelerator.py"),
+        "deepspeed/ops/op_builder/hpu/fused_adam.py",
     )
     for place in places:
         (installed / place).parent.mkdir(parents=True)

@@ -28,11 +28,11 @@ DEVICE = "gaudi"
 
 
 class OptimumRelease(WhenImported):
-    """Gives optimum-habana the release that it was validated for, which it would ask pip for, and a device's name."""
+    """Gives optimum-habana the release that it was validated for, which it would ask pip for, and a device's name.
+    ``name``: the module that has the functions; since 1.19 `utils` is a package, and they are in its `misc`."""
 
-    name = "optimum.habana.utils"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         super().__init__()
         self._attributes = ExchangedAttributes()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import hpu
 from ..distributed import hccl
+from . import step_closure
 
 __all__ = [
     "enable_weight_permute_pass",
@@ -22,6 +23,7 @@ __all__ = [
     "is_enabled_weight_permute_pass",
     "is_lazy",
     "mark_step",
+    "step_closure",
 ]
 
 

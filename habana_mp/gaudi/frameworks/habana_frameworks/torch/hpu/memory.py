@@ -12,9 +12,11 @@ from habana_mp.gaudi import devices
 __all__ = [
     "empty_cache",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
     "memory_stats",
     "memory_summary",
@@ -56,6 +58,10 @@ def memory_reserved(device: Any = None) -> int:
 def max_memory_reserved(device: Any = None) -> int:
     """Returns the peak of :func:`memory_reserved` since the last reset."""
     return int(_statistic("max_memory_reserved", lambda: _of_process("VmHWM")))
+
+
+#: Former names, which DeepSpeed asks for.
+memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
 
 def _reset_peak() -> None:

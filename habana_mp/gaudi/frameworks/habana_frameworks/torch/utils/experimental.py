@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from .. import hpu
+
 __all__ = [
     "_get_device_type",
+    "_is_fp16_supported",
     "const_shape_dataloader",
     "data_dynamicity",
     "detect_recompilation_auto_model",
+    "hpu",
     "synDeviceType",
 ]
 
@@ -33,6 +37,11 @@ class synDeviceType(enum.Enum):  # noqa: N801  the name that scripts use
 def _get_device_type() -> synDeviceType:
     """Returns ``synDeviceInvalid``: this is no Gaudi. Scripts choose settings for a type of Gaudi by it."""
     return synDeviceType.synDeviceInvalid
+
+
+def _is_fp16_supported() -> bool:
+    """Returns True: torch computes in float16 on every device."""
+    return True
 
 
 def detect_recompilation_auto_model(model: _Module, *_: Any, **__: Any) -> _Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .attention import FusedSDPA
 from .boxes import CustomNms
 from .embedding_bags import EmbeddingBag, EmbeddingBagPreProc
+from .fp8 import Fp8Ops
 from .losses import CTCLoss
 from .rotary import (
     RotaryPosEmbeddingHelperV1,
@@ -21,6 +22,7 @@ __all__ = [
     "CustomSoftmax",
     "EmbeddingBag",
     "EmbeddingBagPreProc",
+    "Fp8Ops",
     "FusedSDPA",
     "RotaryPosEmbeddingHelperV1",
     "RotaryPosEmbeddingHelperV2",
