@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -370,3 +371,57 @@ def test_an_optimizer_of_lower_weights_is_found_once() -> None:
     )
     hmp.reset_report()
     assert not hmp.report(show=False).findings
+
+
+# ---- the lines of the user's ----------------------------------------------------------------------------------------
+
+
+def trained(**options: Any) -> Report:
+    """A model that is trained with AdamW, whose products run in the middle of a forward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    hmp.convert(**{"preset": "recommended", **options})
+    hmp.reset_report()
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 16)), torch.arange(8) % 4).backward()
+        optimizer.step()
+    return hmp.report(show=False)
+
+
+@pytest.mark.parametrize("detail", ["operations", "modules", "lines"])
+def test_the_headline_is_about_products_and_leaves_steps_of_optimizers_out(detail: Any) -> None:
+    report = trained(report=detail, preset="hmp-default")
+    first, *others = report.words
+    steps = sum(row.calls for row in report if row.reason == "optimizer_step")
+    assert steps > 1000
+    assert first.startswith("All 90 products ran in bf16. bf16 ")
+    assert f"not counted: {steps:,} calls in optimizers' steps" in first
+    assert not [line for line in others if "optimizer" in line]
+
+
+def test_a_line_with_a_pattern_has_its_file_and_number_and_is_not_advised_against(tmp_path: Path) -> None:
+    (tmp_path / "fp32.txt").write_text("# own\nlinear @ 2\nsoftmax\n")
+    for options, place in (
+        ({"fp32_file_path": str(tmp_path / "fp32.txt")}, f"{tmp_path}/fp32.txt:2"),
+        ({"rules": {"linear @ 2": "fp32"}}, "rules['linear @ 2']"),
+    ):
+        for detail in ("modules", "lines"):
+            report = trained(report=detail, **options)
+            (own,) = [row for row in report if row.precision == "fp32" and row.operation == "linear"]
+            assert (own.rule, own.is_own) == (place, True)
+            assert not [one for one in report.findings if one.text.startswith("linear") or "linear" in str(one.rule)]
+
+
+def test_a_kept_module_is_told_as_kept() -> None:
+    torch.manual_seed(0)
+    model = hmp.keep(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    hmp.convert(preset="recommended", report="lines")
+    hmp.reset_report()
+    for _ in range(3):
+        model(torch.ones(2, 8))
+    report = hmp.report(show=False)
+    assert {row.rule for row in report} == {"hmp.keep"}
+    assert not report.findings
+    assert "linear 100 % (kept by hmp.keep" in report.words[1]
