@@ -1,7 +1,7 @@
 """Runs a step several times from the same state, and restores that state.
 
 The first run of the step shows what belongs to the state. When a module is called or one of its tensors is used, the
-outermost module that holds it is recorded, with copies of all its tensors. What other threads do meanwhile is theirs.
+outermost module that holds it is recorded, with copies of all its tensors. Other threads are left alone.
 """
 
 from __future__ import annotations

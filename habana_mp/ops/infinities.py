@@ -17,7 +17,7 @@ POLES = frozenset(
     )
 )
 
-#: Of these the target may be a mask, if they are in place.
+#: Sums: the target of one in place may be a mask.
 SUMS = ("add", "__iadd__", "sub", "subtract", "__isub__")
 
 #: Add the values of a mask, or pass them on. A mask's lowest value may become minus infinity there.

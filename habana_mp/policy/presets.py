@@ -14,7 +14,7 @@ from habana_mp import ops
 from habana_mp.common.errors import ListError
 from habana_mp.policy.lists import DIRECTORY, Listed, parse_line, read_list
 
-#: Where lists may lower.
+#: The code in which lists may lower.
 MODULES, EVERYWHERE = "modules", "everywhere"
 
 
@@ -30,7 +30,7 @@ class Preset:
     of_autocast: bool = False
     """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
     within: str = EVERYWHERE
-    """Where its lists lower unless ``convert`` says so: ``"modules"`` or ``"everywhere"``."""
+    """The code in which its lists lower unless ``convert`` says so: ``"modules"`` or ``"everywhere"``."""
 
 
 #: Folder names that say nothing about the model.

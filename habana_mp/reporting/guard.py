@@ -39,7 +39,7 @@ _MOST_CALLS = 100_000
 #: The most results of which a search remembers where they come from.
 _MOST_REMEMBERED = 1000
 
-#: Where a node of autograd's graph has the lowered operation that its values come from.
+#: The key under which a node of autograd's graph has the lowered operation that its values come from.
 _LOWERED = "habana_mp.lowered"
 
 _LOSS = "a loss"

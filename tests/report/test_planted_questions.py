@@ -33,7 +33,7 @@ TELLS = {
     "weight_written_in_each_step": "something computes it or writes to it",
 }
 
-#: Of each script without an oddity the beginning of its report. What a list of the user's says is none.
+#: The beginning of the report of each script without an oddity. A line in a list of the user's is no oddity.
 EXPECTED = {
     "nothing_odd": r"All 40 products ran in bf16\. bf16 took \d+ % of the operations' time, fp32 \d+ %",
     "products_in_the_users_float32_list": r"None of 10 products ran in lower precision\..*\n"

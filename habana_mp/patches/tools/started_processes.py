@@ -1,4 +1,4 @@
-"""Python scripts that a script starts by `subprocess`: they begin with a module of ours, which runs them."""
+"""Python scripts that a script starts by `subprocess`: another module runs them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from habana_mp.policy.precisions import PRECISIONS
 
-#: Of each class of optimizers the words about what its steps update in lower precision.
+#: The words about what the steps of an optimizer update in lower precision, by the name of its class.
 _found: dict[str, str] = {}
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 

@@ -165,7 +165,8 @@ def _names_in(module: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
 
 
 def _outermost_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, list[str]]]:
-    """Returns the models that hold a module, or what it wraps, with its names there: itself if there are none."""
+    """Returns the models that hold a module, or what it wraps, with its names there. If no model holds it, returns the
+    module itself."""
     inner = unwrapped(module)
     found = [(one, names) for one in holders.outermost(inner) if (names := _names.of(inner, one))]
     models = [(one, names) for one, names in found if unwrapped(one) is not inner]
