@@ -23,10 +23,12 @@ from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
 from habana_mp.diagnosis.step_threads import StepThreads
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders
+from habana_mp.reporting.judging import memory_of
 from habana_mp.reporting.origins import Origin
 
 Step = Callable[[], Any]
@@ -88,26 +90,28 @@ class _Contents:
     def __init__(self, module: torch.nn.Module) -> None:
         self.holders = [(one, dict(one)) for one in (module._parameters, module._buffers, vars(module))]
         self.containers: list[tuple[Any, Any]] = []
-        self._tensors: list[torch.Tensor] = []
+        #: The tensors in containers and tuples, with their names.
+        self.inner: list[tuple[str, torch.Tensor]] = []
         for _, former in self.holders:
             for key, value in former.items():
-                if isinstance(value, torch.Tensor):
-                    self._tensors.append(value)
-                elif key not in _OF_TORCH:
-                    self._keep(value, frozenset())
+                if key not in _OF_TORCH:
+                    self._keep(value, key, frozenset())
 
-    def _keep(self, value: Any, inside: frozenset[int]) -> None:
-        if _is_container(value) and id(value) not in inside:
+    def _keep(self, value: Any, name: str, inside: frozenset[int]) -> None:
+        if id(value) in inside or not (_is_container(value) or isinstance(value, tuple)):
+            return
+        if not isinstance(value, tuple):
             self.containers.append((value, copy.copy(value)))
-            for one in value.values() if isinstance(value, dict) else value:
-                if isinstance(one, torch.Tensor):
-                    self._tensors.append(one)
-                else:
-                    self._keep(one, inside | {id(value)})
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(one, torch.Tensor):
+                self.inner.append((f"{name}[{key!r}]", one))
+            else:
+                self._keep(one, f"{name}[{key!r}]", inside | {id(value)})
 
     def memory(self) -> Iterator[int]:
         """Yields the addresses of the tensors."""
-        for one in self._tensors:
+        own = [one for _, former in self.holders for one in former.values() if isinstance(one, torch.Tensor)]
+        for one in (*own, *(tensor for _, tensor in self.inner)):
             if not _is_lazy(one):
                 with suppress(RuntimeError, NotImplementedError):
                     yield one.untyped_storage().data_ptr()
@@ -134,16 +138,20 @@ def _is_same(one: Any, former: Any) -> bool:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
-    """Notices each tensor that an operation of this thread uses, before it does so."""
+    """Notices each tensor that an operation of this thread uses, before it does so, and whether it may write to one
+    that no operation has made."""
 
-    def __init__(self, used: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, used: Callable[[torch.Tensor, bool], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._used = used
+        self._made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for one in tensors_of((args, kwargs)):
-            self._used(one)
-        return func(*args, **(kwargs or {}))
+            self._used(one, func._schema.is_mutable and memory_of(one) not in self._made)
+        result = func(*args, **(kwargs or {}))
+        self._made.update(map(memory_of, tensors_of(result)))
+        return result
 
 
 class Replays:
@@ -169,12 +177,12 @@ class Replays:
         #: The contents of all modules then, by identity, and the modules by the memory of their tensors.
         self._before: dict[int, tuple[torch.nn.Module, _Contents]] = {}
         self._by_memory: dict[int, torch.nn.Module] = {}
+        #: The memory of tensors of no module that the step writes to.
+        self._written: set[int] = set()
         #: The modules that other threads call, by identity.
         self._of_others: set[int] = set()
-        #: The weights that had a gradient, the gradient and a copy of its values, by identity; and the weights that
-        #: belong to the step, whose gradients are restored.
+        #: The weights of the step, by identity, with their gradients and copies of the gradients' values.
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
-        self._of_step: dict[int, torch.Tensor] = {}
         self._tensors: list[_Tensor] = []
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
@@ -199,19 +207,45 @@ class Replays:
             self._by_memory.update(dict.fromkeys(contents.memory(), module))
             for weight in _weights_of(module):
                 self._owners[id(weight)] = weight, module
-                # A step may begin with `zero_grad`, before any module is called.
-                self._keep_gradient(weight)
         try:
-            yield
+            with self._gradients_kept():
+                yield
         finally:
-            for key, weight in self._of_step.items():
-                _, gradient, values = self._gradients.get(key, (weight, None, None))
+            for weight, gradient, values in self._gradients.values():
                 weight.grad = gradient
                 if gradient is not None and values is not None and not torch.equal(gradient, values):
                     gradient.copy_(values)
             self._restore()
             for known in (self._owners, self._before, self._by_memory, self._gradients):
                 known.clear()
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        """A block in which gradients are kept before the step clears them: it may do so before it calls a module. Those
+        of other threads' weights are not even read, since torch cannot read a gradient while it is set."""
+        exchanged = ExchangedAttributes()
+        keep = self._keep_gradient
+        has_this = self._threads.has_this
+        zero_grad, named_parameters = torch.optim.Optimizer.zero_grad, torch.nn.Module.named_parameters
+
+        def zero_grad_and_keep(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            if has_this():
+                for weight in (one for group in self.param_groups for one in group["params"]):
+                    keep(weight)
+            zero_grad(self, *args, **kwargs)
+
+        def named_parameters_kept(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+            for name, weight in named_parameters(self, *args, **kwargs):
+                if has_this():
+                    keep(weight)
+                yield name, weight
+
+        try:
+            exchanged.exchange(torch.optim.Optimizer, "zero_grad", zero_grad_and_keep)
+            exchanged.exchange(torch.nn.Module, "named_parameters", named_parameters_kept)
+            yield
+        finally:
+            exchanged.put_back()
 
     def find_state(self, observer: Observer) -> None:
         """Runs the step once to find what it uses: modules that it does not call, too."""
@@ -233,9 +267,8 @@ class Replays:
         left = self._skipped
         returned: Any = None
 
-        def optimizer_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def optimizer_begins(*_: Any) -> None:
             if self._is_looking and self._threads.has_this():
-                self._of_step.update({id(one): one for group in optimizer.param_groups for one in group["params"]})
                 raise _StepEnds
 
         def optimizer_ended(*_: Any) -> None:
@@ -275,7 +308,7 @@ class Replays:
             for one in handles:
                 one.remove()
             self._loss = None
-            for weight in self._of_step.values():
+            for weight, _, _ in self._gradients.values():
                 weight.grad = None
 
     # ---- the backward ------------------------------------------------------------------------------------------------
@@ -315,11 +348,16 @@ class Replays:
             self._roots.add(id(module))
             self._module_is_used(module)
 
-    def _tensor_is_used(self, tensor: torch.Tensor) -> None:
-        with suppress(RuntimeError, NotImplementedError):  # it has no memory
-            module = self._by_memory.get(tensor.untyped_storage().data_ptr())
-            if module is not None and id(module) not in self._known:
+    def _tensor_is_used(self, tensor: torch.Tensor, is_written: bool) -> None:
+        memory = memory_of(tensor)
+        module = self._by_memory.get(memory)
+        if module is not None:
+            if id(module) not in self._known:
                 self._module_is_used(module)
+        elif is_written and memory not in self._written:
+            self._written.add(memory)
+            with apart():
+                self._keep({}, "", tensor, f"a tensor of shape {tuple(tensor.shape)} (number {len(self._written)})")
         if tensor.requires_grad and tensor.is_leaf:
             self._leaf_is_used(tensor, is_written=False)
 
@@ -352,10 +390,8 @@ class Replays:
                 elif key not in _OF_TORCH or isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
         self._containers += contents.containers
-        for number, (_, former) in enumerate(contents.containers, 1):
-            for place, one in former.items() if isinstance(former, dict) else enumerate(former):
-                if isinstance(one, torch.Tensor):
-                    self._keep({}, "", one, f"{path}, container {number}[{place!r}]")
+        for name, tensor in contents.inner:
+            self._keep({}, "", tensor, f"{path}.{name}")
 
     def _keep(self, holder: dict[str, Any], key: str, tensor: torch.Tensor, name: str) -> None:
         """Stores a copy of a tensor, unless its class has no memory into which it could be copied back."""
@@ -367,14 +403,17 @@ class Replays:
         if id(weight) not in self._noted:
             self._noted[id(weight)] = weight
             self._weights[name] = weight
-            self._of_step[id(weight)] = weight
             self._keep_gradient(weight)
             weight.grad = None
 
     def _keep_gradient(self, weight: torch.Tensor) -> None:
-        gradient = weight.grad
-        values = None if gradient is None else gradient.detach().clone()
-        self._gradients.setdefault(id(weight), (weight, gradient, values))
+        """Notes the gradient that a weight has when the step first uses it. It is restored in the end."""
+        if id(weight) in self._gradients:
+            return
+        with apart():
+            gradient = weight.grad
+            values = None if gradient is None else gradient.detach().clone()
+        self._gradients[id(weight)] = weight, gradient, values
 
     def _leaf_is_used(self, tensor: torch.Tensor, is_written: bool) -> None:
         """Records a weight that belongs to a module that was not called, or to no module."""

@@ -79,6 +79,7 @@ class Installation:
                 self._put_patches_in(settings)
                 forget_compiled_code()
                 self.policy = policy
+                self._rules_in_modules.forget_warnings()
                 self._follow_modules()
                 in_force.set_configuration(policy.lines, policy.module_rules, described)
                 self._exchange_composites(composites)

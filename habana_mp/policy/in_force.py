@@ -64,8 +64,7 @@ def lines_about(operation: str, precision: str | None, module: str | None) -> li
 def _lines_of(lists: _Lists, operation: str, module: str | None) -> Iterator[tuple[str, Listed]]:
     plain = [lists.plain[operation]] if operation in lists.plain else []
     if module is None or not lists.in_modules:
-        # A line that holds everywhere is more likely than those that may hold in modules.
-        yield from plain or lists.in_modules.lines_about(operation)
+        yield from [*plain, *lists.in_modules.lines_about(operation)]
         return
     root, *path = module.rpartition("<")[2].replace(">", "").split(".")  # from a module that no other one holds
     match = lists.in_modules.match([tuple(path)], [root.partition("#")[0]])

@@ -212,7 +212,8 @@ def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> st
     ((reason, calls),) = by_reason.most_common(1)
     rows = [row for row in report.rows if row.reason == reason]
     within = report.configuration.get("within")
-    if within is not None and all(row.module is None for row in report.rows):
+    is_known = report.detail != "operations"
+    if within is not None and all(row.reason == "outside" or (is_known and row.module is None) for row in report.rows):
         return ": no module ran, and the lists lower only in one"
     if _is_off(reason) or any(report.rows[number] in rows for one in findings for number in one.rows):
         return ""
@@ -612,7 +613,7 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
             f"are rounded to them, and so is the loss ({_weight(report, rows)}). Use {instead}, which take no "
             "probabilities, or call .float() before"
         )
-        rule = rules_for(rows, "fp32")
+        rule = {} if any(map(_is_own_choice, rows)) else rules_for(rows, "fp32")
         text = _core.printable(text + in_words(rule))
         found.append(Finding("rounded probabilities", tuple(numbers), text, rule=rule))
     return found
@@ -622,7 +623,7 @@ def _cancelled(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]
     """Finds sums in which little is left of a product in lower precision: distances by a² + b² - 2ab."""
     products: dict[int, list[int]] = {}
     for number, row in enumerate(report.rows):
-        if not row.noticed.get("cancelled"):
+        if 2 * row.noticed.get("cancelled", 0) < row.calls:
             continue
         terms = {edge.source for edge in sources[number]}
         lower = {one for term in terms for one in _products_behind(report, sources, term)}
@@ -638,7 +639,7 @@ def _cancelled(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]
         rule = {} if any(map(_is_own_choice, made)) else rules_for(made, "fp32")
         text = (
             f"{_named(rows)} leaves little of {_named(made[:1])} in {made[0].precision}, and that is mostly rounding "
-            f"({_weight(report, rows)}): it seems to be a distance. Compute the product in float32"
+            f"({_weight(report, rows)}), as in a distance or a divergence. Compute the product in float32"
         )
         text = _core.printable(text + in_words(rule))
         found.append(Finding("rounded difference", tuple(numbers), text, rule=rule))

@@ -81,14 +81,14 @@ class _Search:
         found = (self.lowered.get(memory_of(one)) or _before_conversion(one) for one in call.inputs())
         return next((one for one in found if one is not None), None)
 
-    def may_be_input(self, call: Call, origin: Origin, nans: list[torch.Tensor]) -> bool:
+    def may_be_input(self, call: Call, origin: Origin, bad: list[torch.Tensor]) -> bool:
         """True if these arguments are inputs of the program. Outside of modules, and in a backward, they may be
         gradients."""
         is_outside = not origin.modules and (self.backwards > 0 or self.seen == _LOSS)
         is_early = not self.is_whole or self.received is not None
         if is_outside or is_early or call.before is not None or _core.computes_gradient():
             return False
-        return bool(nans) and all(one.grad_fn is None for one in nans)
+        return bool(bad) and all(one.grad_fn is None for one in bad)
 
 
 def _before_conversion(tensor: torch.Tensor) -> Lowered | None:
@@ -208,9 +208,8 @@ class _Guarding:
             return
         verdict = judge(call, worst)
         if verdict == "of an infinity" and search is not None:
-            # If no call since the beginning of the step made the infinity, it was written or was an input.
-            is_made = search.is_whole or search.infinite.intersection(map(memory_of, call.inputs()))
-            verdict = "made" if is_made else "passed on"
+            is_written = search.infinite.intersection(map(memory_of, call.inputs()))
+            verdict = "made" if is_written else "passed on"
         if verdict == "made":
             lowered = None if search is None or worst is not Worst.NANS else search.lowered_behind(call)
             self._name(guard_texts.made(call, worst, origin := here(), lowered), origin)
@@ -236,13 +235,14 @@ class _Guarding:
                 self._passed(search)
                 return
             search.is_whole = True
-        nans = [one for one in call.inputs() if worst_of((one,)) is Worst.NANS]
-        weights = [one for one in nans if isinstance(one, torch.nn.Parameter)]
-        if not search.bad.intersection(map(memory_of, nans)):
+        worst = call.worst_input()
+        bad = [one for one in call.inputs() if worst_of((one,)) is worst]
+        weights = [one for one in bad if isinstance(one, torch.nn.Parameter)]
+        if not search.bad.intersection(map(memory_of, bad)):
             if weights and call.before is None:
-                self._passed(search, guard_texts.weight_in(origin, weights[0]))
+                self._passed(search, guard_texts.weight_in(origin, weights[0], worst))
                 return
-            if search.may_be_input(call, origin, nans):
+            if search.may_be_input(call, origin, bad):
                 search.received = (call, origin)
         search.bad.update(map(memory_of, tensors_in(call.result)))
         has_weight = call.before is None and any(isinstance(one, torch.nn.Parameter) for one in call.inputs())

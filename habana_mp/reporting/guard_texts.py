@@ -81,13 +81,14 @@ def made_gradient(operation: str, worst: Worst, origin: Origin) -> str:
 
 def received(call: Call, origin: Origin) -> str:
     return (
-        f"`{call.operation}` was the first to receive a NaN, {origin}: the input was not finite from the start, no "
+        f"`{call.operation}` was the first to receive {_MADE[call.worst_input()]}, {origin}: the input was not finite "
+        f"from the start, no "
         f"operation made it. Check the data"
     )
 
 
-def weight_in(origin: Origin, weight: torch.Tensor) -> str:
-    return f". A weight of shape {tuple(weight.shape)} has a NaN already; it is used {origin}"
+def weight_in(origin: Origin, weight: torch.Tensor, worst: Worst) -> str:
+    return f". A weight of shape {tuple(weight.shape)} has {_MADE[worst]} already; it is used {origin}"
 
 
 def passed(seen: str, origin: Origin | None, weight: str = "", *, checks_all: bool) -> str:

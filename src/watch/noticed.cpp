@@ -123,6 +123,7 @@ struct Readable {
 bool cancels(PyObject* term, PyObject* sum) noexcept {
   constexpr std::int64_t most_samples = 4096;
   constexpr float little = 1.0F / 64;
+  constexpr std::int64_t fewest = 64;  // values, of which one cancelled
   Readable before;
   Readable after;
   if (!has_sizes_of(term, sum) || !before.open(term) || !after.open(sum)) return false;
@@ -139,7 +140,8 @@ bool cancels(PyObject* term, PyObject* sum) noexcept {
       ++(value > 0 ? positive : negative);
     }
   }
-  return cancelled != 0 && (positive == 0) != (negative == 0);
+  const std::int64_t examined = (count + step - 1) / step;
+  return examined >= fewest && cancelled * fewest >= examined && (positive == 0) != (negative == 0);
 }
 
 }  // namespace

@@ -219,10 +219,35 @@ def test_rules_include_nothing_of_python_torch_or_another_folder() -> None:
                 assert included.startswith('"rules/') or included.strip("<>").replace("_", "").isalpha(), line
 
 
+#: What ends a decision early is rare, so that most decisions go through the whole table.
+rarely = st.sampled_from([False] * 9 + [True])
 calls = st.builds(
     Call,
-    rule=st.builds(Rule, to=st.sampled_from(sorted(FLOATING)), reason=st.sampled_from(["list", "widest", "parts"])),
-    inputs=st.lists(st.tuples(st.sampled_from(Kind), st.booleans()), max_size=4),
+    rule=st.builds(
+        Rule,
+        action=st.sampled_from([*Action, *[Action.PRECISION] * 6, Action.WIDEST, Action.SCALARS]),
+        to=st.sampled_from([Kind.BF16, Kind.F16, Kind.BF16, Kind.F32]),
+        reason=st.sampled_from(["list", "widest", "parts"]),
+        views_one=rarely,
+    ),
+    inputs=st.lists(
+        st.tuples(st.sampled_from([*Kind, *sorted(FLOATING) * 4, Kind.F32, Kind.F32]), st.booleans()), max_size=4
+    ),
+    explicit_out=rarely,
+    explicit_dtype=rarely,
+    facts=st.builds(
+        Facts,
+        decided_elsewhere=rarely,
+        exact_caller=rarely,
+        float32_alone=rarely,
+        another_device=rarely,
+        number_first=rarely,
+        in_a_transform=rarely,
+        product=st.sampled_from([*Answer, *[Answer.YES] * 6]),
+        fused=st.sampled_from([*Answer, *[Answer.NO] * 4]),
+        wrong=st.sampled_from([*Answer, *[Answer.NO] * 4]),
+        at_worker=rarely,
+    ),
 )
 
 

@@ -50,6 +50,8 @@ class Holders:
         #: The modules whose place was looked for, and what is called when one of them gets another one.
         self._placed = _Living()
         self._changed = changed
+        #: The modules on whose life places depend, by identity.
+        self._ends: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def follow(self) -> None:
         """Begins to follow which modules hold which."""
@@ -65,6 +67,7 @@ class Holders:
             self._hook = None
         self._of.clear()
         self._placed.clear()
+        self._ends.clear()
 
     def note_place(self, module: torch.nn.Module) -> None:
         """Notes that the place of this module was looked for."""
@@ -115,16 +118,29 @@ class Holders:
         that ``self.layers[:n]`` makes in each forward. No place depends on it."""
         return _is_container(holder) and not self._around(holder) and bool(self._around(module))
 
-    def _registered(self, holder: torch.nn.Module, _: str, module: torch.nn.Module | None) -> None:
-        if module is None or self._is_selection(holder, module):
+    def _registered(self, holder: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
+        if module is not None and self._is_selection(holder, module):
+            return
+        before = vars(holder).get("_modules", {}).get(name)
+        for given in (module, before):
+            if given is not None and any(one in self._placed for one in modules_in(given)):
+                self.places_changed()
+        if module is None:
             return
         for one in modules_in(module):
             if _is_container(one):
                 self.note_parts(one)  # it may have been a selection until now
         self._note(holder, module)
-        if any(one in self._placed for one in modules_in(module)):
-            self._placed.clear()
-            self._changed()
+
+    def places_changed(self, _: object = None) -> None:
+        """Lets all places be found anew."""
+        self._placed.clear()
+        self._ends.clear()
+        self._changed()
+
+    def note_end(self, holder: torch.nn.Module) -> None:
+        """Lets all places be found anew when this module is dropped."""
+        self._ends[id(holder)] = weakref.ref(holder, self.places_changed)
 
 
 def _is_another(module: torch.nn.Module | None, than: torch.nn.Module) -> bool:
@@ -166,7 +182,7 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     def walk(one: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
         yield name, one
         entered.add(id(one))
-        for part_name, part in list(one._modules.items()):
+        for part_name, part in list(vars(one).get("_modules", {}).items()):  # none in a module that is being made
             if part is not None and id(part) not in entered:
                 yield from walk(part, f"{name}.{part_name}" if name else part_name)
         entered.discard(id(one))

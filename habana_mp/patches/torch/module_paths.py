@@ -73,6 +73,9 @@ class _Names:
         #: By the identity of the outer module: the names, and the classes of modules that have none.
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]], set[type]]] = {}
 
+    def clear(self) -> None:
+        self._known.clear()
+
     def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
         """Returns the names of one module inside another one, the first one first. A shared module has several.
 
@@ -115,7 +118,12 @@ def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
 _names = _Names()
 
 
-holders = Holders(_core.forget_module_names)
+def _forget_names() -> None:
+    _names.clear()
+    _core.forget_module_names()
+
+
+holders = Holders(_forget_names)
 
 
 def forget() -> None:
@@ -170,6 +178,8 @@ def _outermost_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, list[s
     inner = unwrapped(module)
     found = [(one, names) for one in holders.outermost(inner) if (names := _names.of(inner, one))]
     models = [(one, names) for one, names in found if unwrapped(one) is not inner]
+    for one, _ in models:
+        holders.note_end(one)
     return models or found or [(module, [""])]
 
 

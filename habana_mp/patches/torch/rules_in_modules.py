@@ -46,13 +46,16 @@ class RulesInModules:
         self.is_on = self._has_told_of_many = False
         self._resolver = run_by_python(self._number)
 
+    def forget_warnings(self) -> None:
+        """Lets each warning be given again."""
+        self._told.clear()
+        self._disputed.clear()
+        self._has_told_of_many = False
+
     def begin(self) -> None:
         """Makes the rules depend on the running module, from now on. Forgets the rule sets that were found before."""
         self.is_on = True  # first: after an error, `end` undoes what was done
         self._numbers.clear()
-        self._told.clear()
-        self._disputed.clear()
-        self._has_told_of_many = False
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
         _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
