@@ -213,9 +213,12 @@ def _environment() -> dict[str, Any]:
         "processor": _processor(),
         "script": None if main is None else short_path(main),
         "disabled_for_no_device": {
-            short_place(file, line): device for (file, line), device in disabled_for_no_device.items()
+            short_place(file, line): device
+            for (file, line), device in disabled_for_no_device.items()
+            if "/site-packages/" not in file  # a library protects its own code
         },
         "lower_state": lower_state.found(),
+        "optimizer_steps": lower_state.steps(),
     }
 
 

@@ -56,6 +56,8 @@ def findings_of(report: Records) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for kind in _KINDS:
         numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
+        if kind.more_than_steps:
+            numbers = [one for one in numbers if report.rows[one].calls > report.environment.get("optimizer_steps", 0)]
         for together in _by_line(report, numbers):
             rows = [report.rows[number] for number in together]
             if _size(report, rows)[0] < kind.least_share * whole:
@@ -330,6 +332,8 @@ class _Kind(NamedTuple):
     least_share: float = 0.0
     #: The precision in which its operations would be right, if a line of a list can give them that.
     mended_by: str = ""
+    #: True if only rows with more calls than optimizers took steps count: a trained weight is cast for each step.
+    more_than_steps: bool = False
     #: True if the operation that made its input is to get that precision: its input is rounded already.
     mends_maker: bool = False
 
@@ -480,6 +484,7 @@ _KINDS = (
         "changing weight",
         lambda row: not row.refused and _casts_weight_anew(row),
         "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
+        more_than_steps=True,
     ),
     _Kind(
         "too small",

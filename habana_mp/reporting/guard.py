@@ -55,7 +55,7 @@ class _Search:
         self.is_whole = from_start or origin is None
         self.backwards = 0
         self.repeats = 0
-        #: The memory of results with a NaN that a call passed on, and of those with infinities that count nothing.
+        #: The memory of results with a NaN that a call passed on, and of those with infinities that the code wrote.
         self.bad: set[int] = set()
         self.infinite: set[int] = set()
         #: By the memory of a result the lowered operation that its values come from.
@@ -207,14 +207,14 @@ class _Guarding:
                     self._hooks.follow(call)
             return
         verdict = judge(call, worst)
-        if verdict == "of an infinity" and search is not None:
-            is_written = search.infinite.intersection(map(memory_of, call.inputs()))
-            verdict = "made" if is_written else "passed on"
-        if verdict == "made":
+        is_written = verdict == "written" or (
+            search is not None and bool(search.infinite.intersection(map(memory_of, call.inputs())))
+        )
+        if verdict == "made" or (verdict == "of an infinity" and is_written):
             lowered = None if search is None or worst is not Worst.NANS else search.lowered_behind(call)
             self._name(guard_texts.made(call, worst, origin := here(), lowered), origin)
         elif worst is Worst.INFINITIES:
-            if search is not None:
+            if search is not None and is_written:
                 search.infinite.update(map(memory_of, tensors_in(call.result)))
         elif verdict != "written":
             if search is not None:

@@ -83,12 +83,14 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// Returns the decision to report for a call that is made as it is written. An optimizer step has its own reason.
+// Returns the decision to report for a call that is made as it is written. An optimizer's step has its own reason, and
+// no place where nothing is cast counts as outside of modules.
 Decision decision_to_report(Decision decision) {
-  if (thread_state.optimizer_steps == 0) [[likely]]
+  if (thread_state.optimizer_steps == 0 && decision.reason != Reason::outside) [[likely]]
     return decision;
-  const bool is_step = reason_against_casts(thread_state) == Reason::optimizer_step;
-  return is_step ? Decision{Precision::unchanged, Reason::optimizer_step} : decision;
+  const std::optional<Reason> against = reason_against_casts(thread_state);
+  const bool is_told = against && (*against == Reason::optimizer_step || decision.reason == Reason::outside);
+  return is_told ? Decision{Precision::unchanged, *against} : decision;
 }
 
 }  // namespace

@@ -134,9 +134,10 @@ bool cancels(PyObject* term, PyObject* sum) noexcept {
   std::int64_t negative = 0;
   for (std::int64_t position = 0; position < count; position += step) {
     const float value = after.at(position);
+    if (value == 0) continue;  // exactly the same number was subtracted, as in `scores - scores.max()`
     if (std::fabs(value) < little * std::fabs(before.at(position))) {
       ++cancelled;
-    } else if (value != 0) {
+    } else {
       ++(value > 0 ? positive : negative);
     }
   }

@@ -208,12 +208,14 @@ class Bank(nn.Module):
         super().__init__()
         self.register_buffer("queue", torch.zeros(4, 8))
         self.mean, self.position, self.seen = torch.zeros(8), 0, [0]
+        self.moments = (torch.zeros(1), [torch.zeros(1)])
 
 
 @pytest.mark.filterwarnings("ignore:.*is made from a result that habana_mp lowered")
 def test_what_a_step_changes_in_modules_that_it_does_not_call_is_as_before() -> None:
     model, step = _made()
     teacher, second, bank = copy.deepcopy(model), copy.deepcopy(model), Bank()
+    average = [torch.zeros(2)]
     (second.body[0].weight * 2).sum().backward()
 
     def changes() -> torch.Tensor:
@@ -230,10 +232,14 @@ def test_what_a_step_changes_in_modules_that_it_does_not_call_is_as_before() -> 
             bank.queue.copy_(bank.queue.flip(0))
             torch._foreach_add_([bank.mean], 1.0)
             bank.mean = bank.mean + 1
+            bank.moments[0].add_(1)
+            bank.moments[1][0].add_(1)
+            average[0].add_(1)
         return loss + bank.queue.sum() + second.body[0].weight.sum()
 
     def state() -> list[Any]:
-        tensors = [*teacher.parameters(), *second.parameters(), bank.queue, bank.mean]
+        tensors = [*teacher.parameters(), *second.parameters(), bank.queue, bank.mean, *average]
+        tensors += [bank.moments[0], *bank.moments[1]]
         return [*(one.detach().clone() for one in tensors), *map(id, tensors), bank.position, list(bank.seen)]
 
     before = state()

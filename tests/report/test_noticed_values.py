@@ -407,11 +407,23 @@ def test_a_line_with_a_pattern_has_its_file_and_number_and_is_not_advised_agains
         ({"fp32_file_path": str(tmp_path / "fp32.txt")}, f"{tmp_path}/fp32.txt:2"),
         ({"rules": {"linear @ 2": "fp32"}}, "rules['linear @ 2']"),
     ):
-        for detail in ("modules", "lines"):
+        for detail in ("operations", "modules", "lines"):
             report = trained(report=detail, **options)
             (own,) = [row for row in report if row.precision == "fp32" and row.operation == "linear"]
             assert (own.rule, own.is_own) == (place, True)
             assert not [one for one in report.findings if one.text.startswith("linear") or "linear" in str(one.rule)]
+
+
+def test_a_trained_weight_is_cast_for_each_step_without_a_finding() -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    hmp.convert(preset="recommended", report="lines")
+    hmp.reset_report()
+    for _ in range(10):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(64, 64)), torch.arange(64) % 4).backward()
+        optimizer.step()
+    assert "changing weight" not in {one.kind for one in hmp.report(show=False).findings}
 
 
 def test_a_kept_module_is_told_as_kept() -> None:

@@ -261,6 +261,7 @@ int main(int argc, char** argv) {
     for (std::string line; std::getline(std::cin, line);) answer(line);
     return EXIT_SUCCESS;
   }
+  CHECK(!has(Reason::list, casts_off) && !has(Reason::arithmetic, casts_off) && has(Reason::arithmetic, over_unlisted));
   CHECK(has(Reason::library, casts_off) && has(Reason::library, over_unlisted) && !has(Reason::library, in_log));
   check_protected();
   check_rule_sources();

@@ -295,6 +295,24 @@ def test_of_values_that_were_never_lowered_no_operation_is_named() -> None:
     assert "come from" not in named(lambda: train(model, steps=5), preset="recommended", guard=1.0)
 
 
+@SHARES
+def test_an_infinity_in_the_data_is_told(guard: Any) -> None:
+    data = inputs()
+    data[0, 2:4] = torch.tensor([math.inf, -math.inf])
+    data[1] = math.inf
+    text = named(lambda: train(Net(torch.tanh), data), preset="recommended", guard=guard)
+    assert "`linear` was the first to receive an infinity" in text
+    assert "the input was not finite from the start" in text
+
+
+def test_an_infinity_in_a_weight_is_told() -> None:
+    model = Net(torch.tanh)
+    with torch.no_grad():
+        model.layers[1].proj.weight[0, :2] = torch.tensor([math.inf, -math.inf])  # type: ignore[index, union-attr]
+    text = named(lambda: train(model, steps=5), preset="recommended", guard=1.0)
+    assert "A weight of shape (8, 8) has an infinity already" in text
+
+
 def test_a_step_after_the_fault_is_told_that_it_has_passed() -> None:
     model = Net(torch.tanh)
     with torch.no_grad():

@@ -159,3 +159,74 @@ def test_modules_that_a_forward_makes_are_forgotten() -> None:
     model = Makes()
     assert {model(X) for _ in range(1000)} == {FP32}
     assert _core.watch_sizes()["modules"] < 1000
+
+
+# ---- models that change ----------------------------------------------------------------------------------------------
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.dec = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> list[torch.dtype]:
+        return [self.emb(x).dtype, self.dec(x).dtype]
+
+
+def _tie(model: Decoder) -> None:
+    model.dec = model.emb
+
+
+def _untie(model: Decoder) -> None:
+    model.dec = nn.Linear(8, 8)
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_a_second_name_counts_from_when_it_is_given_until_it_is_taken(ran_before: bool) -> None:
+    hmp.convert(preset="recommended", rules={"* @ dec": "fp32"})
+    model = Decoder()
+    for change, expected in ((_tie, [FP32, FP32]), (_untie, [BF16, FP32]), (_tie, [FP32, FP32])):
+        if ran_before:
+            model(X)
+        change(model)
+        assert model(X) == expected
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize("how", ["dropped", "replaced"])
+def test_a_part_whose_model_lets_it_go_is_a_model_of_its_own(how: str, ran_before: bool) -> None:
+    hmp.convert(preset="recommended")
+    model = hmp.keep(nn.Sequential(nn.Linear(8, 8)))
+    part = model[0]
+    if ran_before:
+        assert part(X).dtype is FP32
+    if how == "dropped":
+        del model
+        gc.collect()
+    else:
+        model[0] = nn.Linear(8, 8)
+    assert part(X).dtype is BF16
+
+
+def test_a_module_that_is_being_made_disturbs_no_forward() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            self.dtype = net(X).dtype  # before torch has made it a module
+            super().__init__()
+            self.net = net
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hmp.convert(preset="recommended", rules={"* @ head": "fp32"})
+        assert Wrapper(nn.Sequential(nn.Linear(8, 8))).dtype is BF16
+
+
+def test_a_warning_is_given_once_however_many_modules_are_kept() -> None:
+    hmp.convert(preset="recommended", rules={"* @ nowhere": "fp32"})
+    modules = [nn.Linear(8, 8) for _ in range(3)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for one in modules:
+            hmp.keep(one)
+            one(X)
+    assert [one.category for one in told] == [HmpWarning]

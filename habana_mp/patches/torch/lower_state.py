@@ -16,8 +16,13 @@ _found: dict[str, str] = {}
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
+class _Steps:
+    taken = 0
+
+
 def look_at(optimizer: torch.optim.Optimizer) -> None:
-    """Looks at the weights of an optimizer, after its first step."""
+    """Looks at the weights of an optimizer, after its first step. Counts its steps."""
+    _Steps.taken += 1
     if optimizer in _seen:
         return
     _seen.add(optimizer)
@@ -42,7 +47,13 @@ def found() -> dict[str, str]:
     return dict(_found)
 
 
+def steps() -> int:
+    """Returns the number of steps that optimizers took."""
+    return _Steps.taken
+
+
 def forget() -> None:
     """Lets each optimizer be looked at again."""
+    _Steps.taken = 0
     _found.clear()
     _seen.clear()
