@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
 from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.used_tensors import seeing_uses
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
@@ -137,23 +137,6 @@ def _is_same(one: Any, former: Any) -> bool:
     return all(a is b for a, b in zip(one, former, strict=True))
 
 
-class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
-    """Notices each tensor that an operation of this thread uses, before it does so, and whether it may write to one
-    that no operation has made."""
-
-    def __init__(self, used: Callable[[torch.Tensor, bool], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._used = used
-        self._made: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in tensors_of((args, kwargs)):
-            self._used(one, func._schema.is_mutable and memory_of(one) not in self._made)
-        result = func(*args, **(kwargs or {}))
-        self._made.update(map(memory_of, tensors_of(result)))
-        return result
-
-
 class Replays:
     """The replays of one step."""
 
@@ -177,8 +160,8 @@ class Replays:
         #: The contents of all modules then, by identity, and the modules by the memory of their tensors.
         self._before: dict[int, tuple[torch.nn.Module, _Contents]] = {}
         self._by_memory: dict[int, torch.nn.Module] = {}
-        #: The memory of tensors of no module that the step writes to.
-        self._written: set[int] = set()
+        #: The memory of tensors that the step has made, and of those of no module that it wrote to.
+        self._step_made: set[int] = set()
         #: The modules that other threads call, by identity.
         self._of_others: set[int] = set()
         #: The weights of the step, by identity, with their gradients and copies of the gradients' values.
@@ -249,7 +232,7 @@ class Replays:
 
     def find_state(self, observer: Observer) -> None:
         """Runs the step once to find what it uses: modules that it does not call, too."""
-        self._run(observer, _Uses(self._tensor_is_used))
+        self._run(observer, seeing_uses(self._tensor_is_used, self._tensor_is_made))
         changed = [one for one, contents in self._before.values() if contents.differs()]
         for module in changed:
             if id(module) not in self._of_others:
@@ -354,12 +337,15 @@ class Replays:
         if module is not None:
             if id(module) not in self._known:
                 self._module_is_used(module)
-        elif is_written and memory not in self._written:
-            self._written.add(memory)
+        elif is_written and memory not in self._step_made:
+            self._step_made.add(memory)
             with apart():
-                self._keep({}, "", tensor, f"a tensor of shape {tuple(tensor.shape)} (number {len(self._written)})")
+                self._keep({}, "", tensor, f"a tensor of shape {tuple(tensor.shape)} (number {len(self._tensors)})")
         if tensor.requires_grad and tensor.is_leaf:
             self._leaf_is_used(tensor, is_written=False)
+
+    def _tensor_is_made(self, tensor: torch.Tensor) -> None:
+        self._step_made.add(memory_of(tensor))
 
     def _module_is_used(self, module: torch.nn.Module) -> None:
         with apart():

@@ -33,7 +33,7 @@ A, B = row("linear", module="Net.a"), row("softmax", "fp32", module="Net.a")
     ],
 )
 def test_a_line_tells_of_a_report(rows: list[Data], line: str) -> None:
-    assert closing.line(Report.from_dict(report(rows))) == line
+    assert closing.line(Report.from_dict(report(rows)), by_script=False) == line
 
 
 def test_whether_anything_ran_lower() -> None:

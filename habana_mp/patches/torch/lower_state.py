@@ -26,8 +26,10 @@ def look_at(optimizer: torch.optim.Optimizer) -> None:
     if optimizer in _seen:
         return
     _seen.add(optimizer)
-    weights = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    counts = Counter(found for weight in weights for found in _in_lower(weight, optimizer.state.get(weight)))
+    # An optimizer whose constructor passed torch's over may have neither.
+    groups, states = getattr(optimizer, "param_groups", ()), getattr(optimizer, "state", {})
+    weights = [one for group in groups for one in group["params"] if one.requires_grad]
+    counts = Counter(found for weight in weights for found in _in_lower(weight, states.get(weight)))
     if counts:
         parts = [f"{count} of {len(weights)} {what} in {precision}" for (what, precision), count in counts.items()]
         _found[type(optimizer).__name__] = ", ".join(parts)
