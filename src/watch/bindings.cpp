@@ -160,8 +160,8 @@ void register_watch(py::module_& module) {
     watch::forget_places();
     watch::forget_module_calls();
   });
-  py::class_<watch::RunningModule, std::shared_ptr<watch::RunningModule>>(module, "RunningModule",
-                                                                          "A module that runs within certain others.");
+  const py::class_<watch::RunningModule, std::shared_ptr<watch::RunningModule>> running(
+      module, "RunningModule", "A module that runs within certain others.");
   module.def("running_module", &watch::running_module);
   module.def("set_module_names", [](const py::object& names) { watch::set_module_names(names.ptr()); });
   module.def("forget_module_names", &watch::forget_module_names);

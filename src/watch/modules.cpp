@@ -111,7 +111,7 @@ std::shared_ptr<ModulePath> find_path(const RunningModule* around, PyObject* obj
   if (!found || PyArg_ParseTuple(found.get(), "iUU", &steps, &name, &class_name) == 0) return path_of(around);
   const RunningModule* parent = steps < 0 ? nullptr : around;
   for (; steps > 0 && parent != nullptr; --steps) parent = parent->around.get();
-  const std::shared_ptr<ModulePath> outer = path_of(parent);
+  std::shared_ptr<ModulePath> outer = path_of(parent);
   const std::string word = host::bytes_of(name);
   if (word.empty()) return outer;
   const std::shared_ptr<ModulePath>& path = path_named(outer ? outer->name + "." + word : word);
@@ -130,7 +130,7 @@ std::shared_ptr<RunningModule> called_in(const std::shared_ptr<RunningModule>& a
     if (is_of(**one, object)) return *one;
   }
   const std::uint64_t times_forgotten = tables->times_forgotten;
-  const auto made = std::make_shared<RunningModule>();
+  auto made = std::make_shared<RunningModule>();
   made->around = around;
   made->path = find_path(around.get(), object);
   drop_error();

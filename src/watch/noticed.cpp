@@ -193,11 +193,16 @@ bool is_next_to_one(PyObject* number) noexcept {
 void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
   if (record.sensitivity == Sensitivity::statistics) {
     notice_statistics(record, arguments, count);
-  } else if (record.sensitivity == Sensitivity::decay && count == 2) {
-    if (is_next_to_one(arguments[0]) || is_next_to_one(arguments[1])) ++record.noticed.decays;
-  } else if (record.sensitivity == Sensitivity::sum && count == 2 && result != nullptr) {
-    if (is_spoiled(arguments[0], arguments[1], result) || is_spoiled(arguments[1], arguments[0], result))
-      ++record.noticed.cancelled;
+  }
+  if (count != 2 || result == nullptr) return;
+  PyObject* const first = arguments[0];
+  PyObject* const second = arguments[1];
+  if (record.sensitivity == Sensitivity::decay && (is_next_to_one(first) || is_next_to_one(second))) {
+    ++record.noticed.decays;
+  }
+  if (record.sensitivity == Sensitivity::sum &&
+      (is_spoiled(first, second, result) || is_spoiled(second, first, result))) {
+    ++record.noticed.cancelled;
   }
 }
 
