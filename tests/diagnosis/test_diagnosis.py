@@ -274,14 +274,14 @@ def test_another_thread_trains_meanwhile_as_without_a_diagnosis() -> None:
     _, step = _made()
     hmp.convert(**LOWER)
     alone_saw: set[Any] = set()
-    train(alone, 600, alone_saw, threading.Event())
+    train(alone, 300, alone_saw, threading.Event())
     seen: set[Any] = set()
     ended = threading.Event()
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            train(other, 600, seen, ended)
+            train(other, 300, seen, ended)
         except BaseException as error:
             failed.append(error)
 

@@ -7,11 +7,11 @@ from habana_mp import hmp
 
 hmp.convert(report="lines")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(20):
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(torch.randn(32, 64)), torch.arange(32) % 10)
+    loss = nn.functional.cross_entropy(model(torch.randn(256, 256)), torch.arange(256) % 10)
     loss.backward()
     with hmp.disable_casts():
         optimizer.step()
