@@ -136,11 +136,7 @@ def convert(options: Options) -> None:
             "lower": policy.lower,
             "preset": options.preset or ("hmp-default" if level == "O1" else None),
             **{name: os.fsdecode(path) if path else None for name, path in lists.items()},
-            "within": None
-            if options.lowers_everywhere
-            else options.within
-            if options.modules is None
-            else "modules given",
+            "within": options.within_in_words,
         }
         installation.check_alone()
         verbose = bool(options.isVerbose) or options.log is not None

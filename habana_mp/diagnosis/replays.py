@@ -22,8 +22,8 @@ from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
 from habana_mp.diagnosis.step_threads import StepThreads
+from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
-from habana_mp.patches.tools.used_tensors import seeing_uses
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
@@ -113,8 +113,7 @@ class _Contents:
         own = [one for _, former in self.holders for one in former.values() if isinstance(one, torch.Tensor)]
         for one in (*own, *(tensor for _, tensor in self.inner)):
             if not _is_lazy(one):
-                with suppress(RuntimeError, NotImplementedError):
-                    yield one.untyped_storage().data_ptr()
+                yield memory_of(one)
 
     def differs(self) -> bool:
         """True if an attribute or a container has something else now."""
@@ -155,9 +154,8 @@ class Replays:
         self._weights: dict[str, torch.Tensor] = {}
         #: The weights that get gradients, by identity.
         self._noted: dict[int, torch.Tensor] = {}
-        #: The weights that modules have when the diagnosis begins, each with its module, by identity.
-        self._owners: dict[int, tuple[torch.Tensor, torch.nn.Module]] = {}
-        #: The contents of all modules then, by identity, and the modules by the memory of their tensors.
+        #: The contents of all modules when the diagnosis begins, by identity, and the modules by the memory of their
+        #: tensors.
         self._before: dict[int, tuple[torch.nn.Module, _Contents]] = {}
         self._by_memory: dict[int, torch.nn.Module] = {}
         #: The memory of tensors that the step has made, and of those of no module that it wrote to.
@@ -188,8 +186,6 @@ class Replays:
             contents = _Contents(module)
             self._before[id(module)] = module, contents
             self._by_memory.update(dict.fromkeys(contents.memory(), module))
-            for weight in _weights_of(module):
-                self._owners[id(weight)] = weight, module
         try:
             with self._gradients_kept():
                 yield
@@ -199,7 +195,7 @@ class Replays:
                 if gradient is not None and values is not None and not torch.equal(gradient, values):
                     gradient.copy_(values)
             self._restore()
-            for known in (self._owners, self._before, self._by_memory, self._gradients):
+            for known in (self._before, self._by_memory, self._gradients):
                 known.clear()
 
     @contextmanager
@@ -232,7 +228,7 @@ class Replays:
 
     def find_state(self, observer: Observer) -> None:
         """Runs the step once to find what it uses: modules that it does not call, too."""
-        self._run(observer, seeing_uses(self._tensor_is_used, self._tensor_is_made))
+        self._run(observer, seeing_uses(self._tensor_is_used, self._tensor_is_written, self._tensor_is_made))
         changed = [one for one, contents in self._before.values() if contents.differs()]
         for module in changed:
             if id(module) not in self._of_others:
@@ -331,18 +327,19 @@ class Replays:
             self._roots.add(id(module))
             self._module_is_used(module)
 
-    def _tensor_is_used(self, tensor: torch.Tensor, is_written: bool) -> None:
+    def _tensor_is_used(self, tensor: torch.Tensor) -> None:
+        module = self._by_memory.get(memory_of(tensor))
+        if module is not None and id(module) not in self._known:
+            self._module_is_used(module)
+        if tensor.requires_grad and tensor.is_leaf:
+            self._leaf_is_used(tensor, is_written=False)
+
+    def _tensor_is_written(self, tensor: torch.Tensor) -> None:
         memory = memory_of(tensor)
-        module = self._by_memory.get(memory)
-        if module is not None:
-            if id(module) not in self._known:
-                self._module_is_used(module)
-        elif is_written and memory not in self._step_made:
+        if memory not in self._by_memory and memory not in self._step_made:
             self._step_made.add(memory)
             with apart():
                 self._keep({}, "", tensor, f"a tensor of shape {tuple(tensor.shape)} (number {len(self._tensors)})")
-        if tensor.requires_grad and tensor.is_leaf:
-            self._leaf_is_used(tensor, is_written=False)
 
     def _tensor_is_made(self, tensor: torch.Tensor) -> None:
         self._step_made.add(memory_of(tensor))
@@ -405,10 +402,11 @@ class Replays:
         """Records a weight that belongs to a module that was not called, or to no module."""
         if not self._is_looking or id(tensor) in self._noted:
             return
-        if is_written and id(tensor) not in self._owners:  # a new tensor that has no values yet
+        module = self._by_memory.get(memory_of(tensor))
+        if is_written and module is None:  # a new tensor that has no values yet
             return
-        if id(tensor) in self._owners:
-            self._module_begins(self._owners[id(tensor)][1], None)
+        if module is not None:
+            self._module_begins(module, None)
         if id(tensor) not in self._noted:
             with apart():
                 name = f"a tensor of shape {tuple(tensor.shape)} (weight {len(self._weights) + 1})"
@@ -453,10 +451,6 @@ class Replays:
         if not self._has_gradient:
             found.add_returned(self._outputs)
         return found
-
-
-def _weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    return (one for one in module._parameters.values() if one is not None and one.is_leaf)
 
 
 def _loss_in(returned: Any) -> torch.Tensor | None:

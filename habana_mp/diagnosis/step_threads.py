@@ -6,9 +6,9 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from habana_mp import _core
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 
 
 class StepThreads:
@@ -29,16 +29,16 @@ class StepThreads:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """A block in which threads that the step starts belong to it."""
-        kind: Any = threading.Thread
-        former = vars(kind)["start"]
+        exchanged = ExchangedAttributes()
+        former = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
             if self.has_this():
                 self._started.add(thread)
             former(thread)
 
-        kind.start = start
+        exchanged.exchange(threading.Thread, "start", start)
         try:
             yield
         finally:
-            kind.start = former
+            exchanged.put_back()

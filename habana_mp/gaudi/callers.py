@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import inspect
 import os
-import site
 import sys
-import sysconfig
 import types
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from habana_mp.common.paths import PACKAGE
+from habana_mp.common.paths import OF_PYTHON, PACKAGE, is_installed
 
-_PATHS = sysconfig.get_paths()
 _OURS = str(PACKAGE) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_PYTHON = tuple({_PATHS[name] + os.sep for name in ("stdlib", "platstdlib")})
-_INSTALLED = tuple(
-    {
-        path + os.sep
-        for path in (
-            *(_PATHS["purelib"], _PATHS["platlib"]),
-            *getattr(site, "getsitepackages", list)(),
-            getattr(site, "getusersitepackages", lambda: _PATHS["purelib"])(),
-        )
-    }
-)
-_FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 #: Installed code that is for HPUs, by the ends of folders and files. It finds the stand-in as the script does.
 _FOR_HPUS = (
@@ -47,10 +32,6 @@ SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "
 _known: dict[str, str] = {}
 
 
-def _is_installed(path: str) -> bool:
-    return path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
-
-
 @cache
 def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
@@ -62,9 +43,9 @@ def _kind_of_file(path: str) -> str:
         return OURS
     if path.startswith(_TORCH):
         return TORCH
-    if _is_installed(path):
+    if is_installed(path):
         return SCRIPT if any(part in path for part in _FOR_HPUS) else LIBRARY
-    return PYTHON if path.startswith(_PYTHON) else SCRIPT
+    return PYTHON if path.startswith(OF_PYTHON) else SCRIPT
 
 
 def kind_of(frame: types.FrameType) -> str:
@@ -116,7 +97,7 @@ def a_library_asks() -> bool:
 def _is_for_hpus(frame: types.FrameType | None) -> bool:
     """True for installed code that is for HPUs."""
     path = "" if frame is None else os.path.abspath(frame.f_code.co_filename)
-    return _is_installed(path) and any(part in path for part in _FOR_HPUS)
+    return is_installed(path) and any(part in path for part in _FOR_HPUS)
 
 
 def code_for_hpus_asks() -> bool:

@@ -17,23 +17,23 @@ FOLDER = Path(__file__).parent / "frameworks"
 #: The top-level packages in the folder.
 ROOTS = ("habana_frameworks", "habana_dataloader", "habana_dl_app", "hmp")
 
-_NO_MEDIA = (
+NO_MEDIA = (
     "it decodes images and video on Gaudi's own hardware; use torch.utils.data.DataLoader with a dataset of torchvision"
 )
 
-_NO_FP8 = "fp8 is for Gaudi's own kernels; use bfloat16, by hmp.convert or torch.autocast"
+NO_FP8 = "fp8 is for Gaudi's own kernels; use bfloat16, by hmp.convert or torch.autocast"
 
 #: The beginnings of the names of modules that make sense only on Gaudi, with the reason and what to use instead.
 _WITHOUT_MEANING = {
-    "habana_frameworks.mediapipe": _NO_MEDIA,
-    "habana_frameworks.medialoaders": _NO_MEDIA,
-    "habana_dataloader.aeon_": _NO_MEDIA,
-    "habana_dataloader.habana_dali": _NO_MEDIA,
-    "habana_dataloader.habana_dl_app": _NO_MEDIA,
-    "habana_dl_app": _NO_MEDIA,
+    "habana_frameworks.mediapipe": NO_MEDIA,
+    "habana_frameworks.medialoaders": NO_MEDIA,
+    "habana_dataloader.aeon_": NO_MEDIA,
+    "habana_dataloader.habana_dali": NO_MEDIA,
+    "habana_dataloader.habana_dl_app": NO_MEDIA,
+    "habana_dl_app": NO_MEDIA,
     "habana_frameworks.tensorflow": "it is for TensorFlow",
-    "habana_frameworks.torch.hpex.experimental": _NO_FP8,
-    "habana_frameworks.torch.core.quantizer": _NO_FP8,
+    "habana_frameworks.torch.hpex.experimental": NO_FP8,
+    "habana_frameworks.torch.core.quantizer": NO_FP8,
     "habana_frameworks.torch.core.weight_sharing": (
         "graphs of Gaudi share weights by it; use torch's parameters as they are"
     ),
@@ -44,6 +44,15 @@ _WITHOUT_MEANING = {
         "its kernels are for Gaudi; use torch.nn.EmbeddingBag, or the package fbgemm_gpu on CUDA"
     ),
 }
+
+
+def refused(name: str, why: str) -> type:
+    """Returns a class of this name that raises NotImplementedError when it is called."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"`{name}` is not in habana_mp's stand-in for Gaudi: {why}")
+
+    return type(name.rpartition(".")[2], (), {"__init__": refuse})
 
 
 class _Refusing(importlib.abc.Loader):
@@ -62,10 +71,7 @@ class _Refusing(importlib.abc.Loader):
             if name.startswith("__"):
                 raise AttributeError(name)
 
-            def refuse(*_: Any, **__: Any) -> None:
-                raise NotImplementedError(f"`{module.__name__}.{name}` is not in habana_mp's stand-in for Gaudi: {why}")
-
-            made = type(name, (), {"__init__": refuse})
+            made = refused(f"{module.__name__}.{name}", why)
             setattr(module, name, made)
             return made
 

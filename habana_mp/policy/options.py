@@ -360,6 +360,13 @@ class Options:
         return self.within is None or self.within == EVERYWHERE
 
     @property
+    def within_in_words(self) -> str | None:
+        """The configuration's word for ``within``: None if the lists lower everywhere."""
+        if self.lowers_everywhere:
+            return None
+        return MODULES if self.modules is None else "modules given"
+
+    @property
     def modules(self) -> list[torch.nn.Module] | None:
         """The modules that ``within`` names; None if it names none."""
         return self.within if isinstance(self.within, list) else None

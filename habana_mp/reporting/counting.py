@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from habana_mp import _core
+from habana_mp.common.paths import is_installed
 from habana_mp.common.version import __version__
-from habana_mp.patches.torch import lower_state
+from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
@@ -215,10 +216,10 @@ def _environment() -> dict[str, Any]:
         "disabled_for_no_device": {
             short_place(file, line): device
             for (file, line), device in disabled_for_no_device.items()
-            if "/site-packages/" not in file  # a library protects its own code
+            if not is_installed(file)  # a library protects its own code
         },
-        "lower_state": lower_state.found(),
-        "optimizer_steps": lower_state.steps(),
+        "lower_state": stepped_weights.found(),
+        "optimizer_steps": stepped_weights.steps(),
     }
 
 
@@ -241,4 +242,4 @@ def reset() -> None:
     stopwatch.reset()
     forget_earlier_lists()
     forget_places()
-    lower_state.forget()
+    stepped_weights.forget()

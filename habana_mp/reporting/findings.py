@@ -526,6 +526,12 @@ def _rule_of(report: Records, sources: dict[int, list[Edge]], kind: _Kind, numbe
     return {} if is_listed and rows[0].operation in rules else rules
 
 
+def _mended(kind: str, numbers: list[int], text: str, rows: list[Row]) -> Finding:
+    """Returns a finding that goes if these rows run in float32."""
+    rule = {} if any(map(_is_own_choice, rows)) else rules_for(rows, "fp32")
+    return Finding(kind, tuple(numbers), _core.printable(text + in_words(rule)), rule=rule)
+
+
 def _by_line(report: Records, numbers: Iterable[int]) -> list[list[int]]:
     """Groups the rows of one operation at one line, whichever module ran. The most expensive group comes first."""
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -618,9 +624,7 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
             f"are rounded to them, and so is the loss ({_weight(report, rows)}). Use {instead}, which take no "
             "probabilities, or call .float() before"
         )
-        rule = {} if any(map(_is_own_choice, rows)) else rules_for(rows, "fp32")
-        text = _core.printable(text + in_words(rule))
-        found.append(Finding("rounded probabilities", tuple(numbers), text, rule=rule))
+        found.append(_mended("rounded probabilities", numbers, text, rows))
     return found
 
 
@@ -641,13 +645,11 @@ def _cancelled(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]
         rows = [report.rows[number] for number in numbers]
         made = [report.rows[one] for number in numbers for one in products[number]]
         made = [one for one in made if one.operation == made[0].operation]
-        rule = {} if any(map(_is_own_choice, made)) else rules_for(made, "fp32")
         text = (
             f"{_named(rows)} leaves little of {_named(made[:1])} in {made[0].precision}, and that is mostly rounding "
             f"({_weight(report, rows)}), as in a distance or a divergence. Compute the product in float32"
         )
-        text = _core.printable(text + in_words(rule))
-        found.append(Finding("rounded difference", tuple(numbers), text, rule=rule))
+        found.append(_mended("rounded difference", numbers, text, made))
     return found
 
 
@@ -686,8 +688,7 @@ def _averages(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
             f"{_named(rows)} keeps an average in {rows[0].precision}, where small changes get lost "
             f"({_weight(report, rows)}). Compute it under hmp.disable_casts(), of values in float32"
         )
-        rule = {} if any(map(_is_own_choice, rows)) else rules_for(rows, "fp32")
-        found.append(Finding("average", tuple(numbers), _core.printable(text + in_words(rule)), rule=rule))
+        found.append(_mended("average", numbers, text, rows))
     return found
 
 

@@ -33,7 +33,7 @@ struct FoundRules {
   const engine::RuleSet* rules = nullptr;
 };
 
-// An object that is called while certain other modules run. What is known of it depends on these objects alone. One
+// An object that is called while certain other modules run. Its path and its rules depend on these objects alone. One
 // that is called within itself is the same one again.
 struct RunningModule {
   std::shared_ptr<RunningModule> around;

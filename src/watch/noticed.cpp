@@ -30,20 +30,44 @@ float read(const char* value, Kind kind) {
   return std::bit_cast<float>(kind == Kind::bf16 ? kernels::f32_of_bf16(bits) : kernels::f32_of_f16(bits));
 }
 
+// A plain tensor on the CPU whose values can be read.
+struct Readable {
+  DLTensor view{};
+  Kind kind = Kind::other;
+
+  bool open(PyObject* tensor) noexcept {
+    kind = host::kind_of(tensor);
+    return (kind == Kind::f32 || is_lower(kind)) && host::can_view() && host::view_on_cpu(tensor, view) &&
+           host::is_of_kind(view, kind);
+  }
+
+  [[nodiscard]] std::int64_t size() const noexcept { return kind == Kind::f32 ? 4 : 2; }
+
+  // Returns the value at a position in the order of the last index.
+  [[nodiscard]] float at(std::int64_t position) const noexcept {
+    std::int64_t offset = 0;
+    for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
+      offset += position % view.shape[i] * view.strides[i];
+      position /= view.shape[i];
+    }
+    return read(static_cast<const char*>(view.data) + view.byte_offset + offset * size(), kind);
+  }
+};
+
 // Calls `visit` with the values of a plain tensor on the CPU until it returns false. Returns false if the values cannot
 // be read.
 template <typename Visit>
-bool for_each_value(PyObject* tensor, Kind kind, const Visit& visit) noexcept {
-  DLTensor view{};
+bool for_each_value(PyObject* tensor, const Visit& visit) noexcept {
+  Readable readable;
   constexpr std::size_t most_dimensions = 16;
-  if (!host::can_view() || !host::view_on_cpu(tensor, view) || !host::is_of_kind(view, kind)) return false;
-  if (static_cast<std::size_t>(view.ndim) > most_dimensions) return false;
-  const std::int64_t size = kind == Kind::f32 ? 4 : 2;
+  if (!readable.open(tensor) || static_cast<std::size_t>(readable.view.ndim) > most_dimensions) return false;
+  const DLTensor& view = readable.view;
+  const std::int64_t size = readable.size();
   const std::int64_t count = std::min(host::count_in(view), most_values);
   const char* value = static_cast<const char*>(view.data) + view.byte_offset;
   std::array<std::int64_t, most_dimensions> at{};
   for (std::int64_t done = 0; done < count; ++done) {
-    if (!visit(read(value, kind))) return true;
+    if (!visit(read(value, readable.kind))) return true;
     for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
       const std::int64_t stride = view.strides[i] * size;
       value += stride;
@@ -62,7 +86,7 @@ double largest_count(PyObject* tensor, Kind kind, Kind lower) noexcept {
   double largest = 0;
   bool counts = true;
   bool is_rounded = kind != Kind::f32;  // values in lower precision are rounded already
-  for_each_value(tensor, kind, [&](float value) {
+  for_each_value(tensor, [&](float value) {
     counts = value >= 0 && value < largest_that_counts && std::trunc(value) == value;
     if (!counts) return false;
     largest = std::max(largest, static_cast<double>(value));
@@ -72,9 +96,9 @@ double largest_count(PyObject* tensor, Kind kind, Kind lower) noexcept {
   return counts && is_rounded && largest > held ? largest : 0;
 }
 
-double largest_size(PyObject* tensor, Kind kind) noexcept {
+double largest_size(PyObject* tensor) noexcept {
   double largest = 0;
-  for_each_value(tensor, kind, [&](float value) {
+  for_each_value(tensor, [&](float value) {
     if (std::isfinite(value)) largest = std::max(largest, std::fabs(static_cast<double>(value)));
     return true;
   });
@@ -94,29 +118,6 @@ bool has_sizes_of(PyObject* tensor, PyObject* other) noexcept {
     return false;
   return std::equal(view.shape, view.shape + view.ndim, beside.shape, beside.shape + beside.ndim);
 }
-
-// A plain tensor on the CPU whose values can be read.
-struct Readable {
-  DLTensor view{};
-  Kind kind = Kind::other;
-
-  bool open(PyObject* tensor) noexcept {
-    kind = host::kind_of(tensor);
-    return (kind == Kind::f32 || is_lower(kind)) && host::can_view() && host::view_on_cpu(tensor, view) &&
-           host::is_of_kind(view, kind);
-  }
-
-  // Returns the value at a position in the order of the last index.
-  [[nodiscard]] float at(std::int64_t position) const noexcept {
-    std::int64_t offset = 0;
-    for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
-      offset += position % view.shape[i] * view.strides[i];
-      position /= view.shape[i];
-    }
-    const std::int64_t size = kind == Kind::f32 ? 4 : 2;
-    return read(static_cast<const char*>(view.data) + view.byte_offset + offset * size, kind);
-  }
-};
 
 // True if little is left of some values of a term, and all other values of the sum have one sign: it is a distance, not
 // a sum in which values cancel by chance.
@@ -145,24 +146,6 @@ bool cancels(PyObject* term, PyObject* sum) noexcept {
   return examined >= fewest && cancelled * fewest >= examined && (positive == 0) != (negative == 0);
 }
 
-}  // namespace
-
-void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept {
-  Noticed& noticed = record.noticed;
-  const Kind kind = host::kind_of(tensor);
-  if (kind == Kind::f32 && is_lower(wanted)) {
-    noticed.largest_count = std::max(noticed.largest_count, largest_count(tensor, kind, wanted));
-  } else if (is_lower(kind) && record.sensitivity == Sensitivity::count) {
-    noticed.largest_count = std::max(noticed.largest_count, largest_count(tensor, kind, kind));
-  } else if (is_lower(kind) && record.sensitivity == Sensitivity::angle) {
-    noticed.largest_angle = std::max(noticed.largest_angle, largest_size(tensor, kind));
-  } else if (kind == Kind::wide && is_float64(tensor)) {
-    ++noticed.with_float64;
-  }
-}
-
-namespace {
-
 void notice_statistics(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept {
   const Py_ssize_t end = std::min(count, statistics_from + statistics_count);
   for (Py_ssize_t i = statistics_from; i < end; ++i) {
@@ -189,6 +172,20 @@ bool is_next_to_one(PyObject* number) noexcept {
 }
 
 }  // namespace
+
+void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept {
+  Noticed& noticed = record.noticed;
+  const Kind kind = host::kind_of(tensor);
+  if (kind == Kind::f32 && is_lower(wanted)) {
+    noticed.largest_count = std::max(noticed.largest_count, largest_count(tensor, kind, wanted));
+  } else if (is_lower(kind) && record.sensitivity == Sensitivity::count) {
+    noticed.largest_count = std::max(noticed.largest_count, largest_count(tensor, kind, kind));
+  } else if (is_lower(kind) && record.sensitivity == Sensitivity::angle) {
+    noticed.largest_angle = std::max(noticed.largest_angle, largest_size(tensor));
+  } else if (kind == Kind::wide && is_float64(tensor)) {
+    ++noticed.with_float64;
+  }
+}
 
 void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
   if (record.sensitivity == Sensitivity::statistics) {

@@ -40,7 +40,7 @@ AT_IMPORT = {
 NOT_ASKED_BY_TRAINING = {
     "cpython.function-slot",
     "torch.begun-backwards",
-    "torch.dispatch-mode",
+    "torch.dispatch-modes",
     "torch.dynamo-callback",
     "torch.dynamo-module-calls",
     "torch.dynamo-places",

@@ -99,9 +99,9 @@ def test_a_part_that_two_models_share_has_the_rules_of_the_one_that_runs(order: 
     hmp.convert(rules={"linear @ First.encoder": "fp32"})
     models = _models(Net())
     expected = [[BF16] if name == "second" else [FP32] for name in order]
-    with pytest.warns(HmpWarning, match=r"First.encoder and Second.encoder are one module") as told:
+    with pytest.warns(HmpWarning, match=r"First.encoder and Second.encoder are one module") as warned:
         assert [models[name]() for name in (*order, *order)] == expected * 2
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
@@ -111,9 +111,9 @@ def test_a_part_of_a_kept_model_and_of_another_one(order: tuple[str, ...]) -> No
     hmp.keep(First)
     try:
         expected = [[BF16] if name == "second" else [FP32] for name in order]
-        with pytest.warns(HmpWarning, match="Net runs in float32: it was called alone") as told:
+        with pytest.warns(HmpWarning, match="Net runs in float32: it was called alone") as warned:
             assert [models[name]() for name in (*order, *order)] == expected * 2
-        assert len(told) == 1
+        assert len(warned) == 1
         hmp.keep(encoder, "bf16")
         assert [models[name]() for name in order] == [[BF16]] * 3
     finally:
@@ -224,9 +224,9 @@ def test_a_module_that_is_being_made_disturbs_no_forward() -> None:
 def test_a_warning_is_given_once_however_many_modules_are_kept() -> None:
     hmp.convert(preset="recommended", rules={"* @ nowhere": "fp32"})
     modules = [nn.Linear(8, 8) for _ in range(3)]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for one in modules:
             hmp.keep(one)
             one(X)
-    assert [one.category for one in told] == [HmpWarning]
+    assert [one.category for one in warned] == [HmpWarning]

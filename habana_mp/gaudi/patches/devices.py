@@ -60,7 +60,7 @@ _SCRIPT_BUILTINS = Assumption(
 
 
 def _copied(data: torch.Tensor, *, requires_grad: bool = False, pin_memory: bool = False, **given: Any) -> Any:
-    """Does what torch.tensor does with a tensor, and warns of it as torch does, at the line of the script."""
+    """Returns what torch.tensor makes of a tensor. Warns of it as torch does, but at the line of the script."""
     warnings.warn(
         "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
         "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",

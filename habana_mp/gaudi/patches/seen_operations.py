@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 
-from habana_mp.common.ledger import Assumption, require
+from habana_mp.patches.tools.dispatch_modes import Mode, require_modes, written_by
 from habana_mp.patches.tools.pytree import tree_leaves
 
-_MODES = Assumption(
-    "torch.dispatch-modes",
-    assumed="a TorchDispatchMode sees each operation with its schema, which says what is written to and what is a view",
-    check="of addition in place it is asked",
-    otherwise="CPU fallback logs and HPUGraph are refused by the stand-in for Gaudi",
-)
 
-
-def _check() -> None:
-    require(_MODES, lambda: bool(list(_written(torch.ops.aten.add_.Tensor, (torch.ones(1), torch.ones(1)), {}))))
-
-
-def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """Yields the tensors that a call writes to."""
-    for place, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            for one in tree_leaves(given):
-                if isinstance(one, Tensor):
-                    yield one
-
-
-#: The module has no type annotations.
-_Mode: Any = _python_dispatch.TorchDispatchMode
-
-
-class Seen(_Mode):  # type: ignore[misc]  # see `_Mode`
+class Seen(Mode):  # type: ignore[misc]  # see `Mode`
     """Reports each operation by its name, the name of its first tensor argument, and that tensor."""
 
     def __init__(self, tell: Callable[[str, str, Tensor], None]) -> None:
-        _check()
+        require_modes()
         super().__init__()
         self._report = tell
 
@@ -57,7 +31,7 @@ class Seen(_Mode):  # type: ignore[misc]  # see `_Mode`
         return func(*args, **kwargs)
 
 
-class _Recorder(_Mode):  # type: ignore[misc]  # see `_Mode`
+class _Recorder(Mode):  # type: ignore[misc]  # see `Mode`
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, dict[str, Any], list[Tensor | None]]] = []
@@ -67,7 +41,7 @@ class _Recorder(_Mode):  # type: ignore[misc]  # see `_Mode`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for tensor in _written(func, args, kwargs):
+        for tensor in written_by(func, args, kwargs):
             if tensor.untyped_storage().data_ptr() not in self._known:
                 self.before.append((tensor, tensor.clone()))
         result = func(*args, **kwargs)
@@ -91,7 +65,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        _check()
+        require_modes()
         self._recorder: _Recorder | None = None
         self._is_open = False
 

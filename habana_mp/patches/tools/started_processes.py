@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
+
+from habana_mp.common.paths import OF_PYTHON, is_installed
 
 #: Options of Python with a value behind them.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -47,7 +48,7 @@ def _script_in(args: Any, folder: Any) -> int:
     if args[at] == "-m":
         return at if _is_module_of_user(args[at + 1]) else 0
     path = os.path.join(folder or os.getcwd(), args[at])
-    return at if os.path.isfile(path) and not _is_installed(path) else 0
+    return at if os.path.isfile(path) and _is_of_user(path) else 0
 
 
 def _is_python(words: Sequence[str]) -> bool:
@@ -61,13 +62,12 @@ def _is_module_of_user(name: str) -> bool:
         found = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):
         return False
-    places = [] if found is None else [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
-    return bool(places) and not any(map(_is_installed, places))
+    if found is None or found.origin in ("built-in", "frozen"):
+        return False
+    places = [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
+    return all(map(_is_of_user, places))
 
 
-def _is_installed(path: str) -> bool:
-    """True for the standard library and for installed packages."""
-    paths = sysconfig.get_paths()
+def _is_of_user(path: str) -> bool:
     real = os.path.realpath(path)
-    folders = {os.path.realpath(paths[one]) for one in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return real == "frozen" or any(real.startswith(one + os.sep) for one in folders)
+    return not is_installed(real) and not real.startswith(OF_PYTHON)

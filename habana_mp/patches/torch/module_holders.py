@@ -121,7 +121,7 @@ class Holders:
     def _registered(self, holder: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
         if module is not None and self._is_selection(holder, module):
             return
-        before = vars(holder).get("_modules", {}).get(name)
+        before = part_named(name, holder)
         for given in (module, before):
             if given is not None and any(one in self._placed for one in modules_in(given)):
                 self.places_changed()
@@ -156,6 +156,12 @@ def parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [one for one in values_in(vars(module).get("_modules")) if one is not None]
 
 
+def part_named(name: str, module: torch.nn.Module) -> torch.nn.Module | None:
+    """Returns the module that a module holds under this name, or None."""
+    named: Any = vars(module).get("_modules")
+    return named[name] if named is not None and name in named else None
+
+
 def values_in(named: Any) -> list[Any]:
     """Returns what a module has in `_parameters`, `_buffers` or `_modules`. Each is a dictionary, or in a module that
     torch.jit compiled an object with some of a dictionary's methods. The list is empty for any other object."""
@@ -182,7 +188,8 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     def walk(one: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
         yield name, one
         entered.add(id(one))
-        for part_name, part in list(vars(one).get("_modules", {}).items()):  # none in a module that is being made
+        parts = vars(one).get("_modules")  # None in a module that is being made
+        for part_name, part in [] if parts is None else list(parts.items()):
             if part is not None and id(part) not in entered:
                 yield from walk(part, f"{name}.{part_name}" if name else part_name)
         entered.discard(id(one))

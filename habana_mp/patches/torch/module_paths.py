@@ -16,7 +16,7 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.export import is_exported_with_rules
-from habana_mp.patches.torch.module_holders import Holders, all_modules, named_modules, parts_of
+from habana_mp.patches.torch.module_holders import Holders, all_modules, named_modules, part_named, parts_of
 from habana_mp.policy.kept import AS_EXPORTED, precision_kept_in
 from habana_mp.policy.patterns import Path
 
@@ -111,7 +111,7 @@ def _identity(module: torch.nn.Module) -> int:
 def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
     found: Any = outer
     for part in name.split(".") if name else ():
-        found = None if found is None else found._modules.get(part)
+        found = None if found is None else part_named(part, found)
     return found is not None and _identity(found) == _identity(module)
 
 

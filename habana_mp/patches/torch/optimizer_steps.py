@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from habana_mp import _core
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.torch import lower_state
+from habana_mp.patches.torch import stepped_weights
 
 
 def code_around_steps() -> types.CodeType:
@@ -82,7 +82,7 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
         torch.set_autocast_enabled(_core.disabled_flag, _disabled_before.pop())
     else:
         _core.optimizer_step_ends()
-        lower_state.look_at(optimizer)
+        stepped_weights.look_at(optimizer)
 
 
 #: The flag as it was before each step that is being traced.

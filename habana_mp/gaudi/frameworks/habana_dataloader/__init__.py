@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.utils.data import DataLoader
+
+from habana_mp.gaudi.finder import NO_MEDIA, refused
 
 __all__ = ["HabanaDataLoader", "HabanaDataloaderWrapper", "fetch_habana_unet_loader"]
 
@@ -14,20 +16,5 @@ class HabanaDataLoader(DataLoader[Any]):
     does all the work."""
 
 
-def fetch_habana_unet_loader(*_: Any, **__: Any) -> NoReturn:
-    """Raises NotImplementedError: images are decoded by Gaudi's media pipelines."""
-    raise NotImplementedError(_without_media("fetch_habana_unet_loader"))
-
-
-class HabanaDataloaderWrapper:
-    """Raises NotImplementedError when it is called: images are decoded by Gaudi's media pipelines."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(_without_media("HabanaDataloaderWrapper"))
-
-
-def _without_media(name: str) -> str:
-    return (
-        f"`{name}` is not in habana_mp's stand-in for Gaudi: it decodes images on Gaudi's own hardware; use "
-        "torch.utils.data.DataLoader with the same dataset"
-    )
+fetch_habana_unet_loader = refused("fetch_habana_unet_loader", NO_MEDIA)
+HabanaDataloaderWrapper = refused("HabanaDataloaderWrapper", NO_MEDIA)

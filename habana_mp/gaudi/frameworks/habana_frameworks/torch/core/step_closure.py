@@ -6,4 +6,4 @@ __all__ = ["_mark_step_if_lazy"]
 
 
 def _mark_step_if_lazy() -> None:
-    """Does nothing: operations run when they are called."""
+    """Accepts the call and changes nothing: operations run when they are called."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from habana_mp.gaudi.finder import NO_FP8, refused
+
 from .attention import FusedSDPA
 from .boxes import CustomNms
 from .embedding_bags import EmbeddingBag, EmbeddingBagPreProc
-from .fp8 import Fp8Ops
 from .losses import CTCLoss
 from .rotary import (
     RotaryPosEmbeddingHelperV1,
@@ -15,6 +16,8 @@ from .rotary import (
     apply_rotary_pos_emb,
 )
 from .softmax import CustomSoftmax
+
+Fp8Ops = refused("Fp8Ops", NO_FP8)
 
 __all__ = [
     "CTCLoss",

@@ -1,4 +1,4 @@
-"""Weights, gradients and states of optimizers in lower precision, which the report warns of."""
+"""What optimizers step, for the report: weights, gradients and states in lower precision, and the number of steps."""
 
 from __future__ import annotations
 
