@@ -20,24 +20,22 @@ def kernels_cast_with(
 def kernels_can_multiply() -> bool:
     """True if there are kernels for products with weights here."""
 
-def kernels_arrange(weight: NDArray[np.uint16], threads: int, inner_first: bool = False) -> NDArray[np.uint16]:
-    """For tests, like the next one: returns the bits of a bfloat16 weight in the order of these kernels. The columns of
-    an `inner_first` weight correspond to the rows of a linear layer's weight."""
-
 def kernels_multiply(
     input: NDArray[np.uint16],
-    arranged: NDArray[np.uint16],
+    weight: NDArray[np.uint16],
     bias: NDArray[np.uint16] | None,
     result: NDArray[np.uint16],
     order: str,
     block: int,
     threads: int,
+    inner_first: bool = False,
 ) -> None:
-    """`order` is one of kernels_orders(). "lanes" ignores the block."""
+    """For tests. All arrays hold bits of bfloat16. The weight is [outer][inner], or [inner][outer] if `inner_first`.
+    `order` is one of kernels_orders(). "lanes" and "dots" ignore the block."""
 
 def kernels_orders() -> list[str]:
-    """Returns the orders in which kernels here can sum: some of "pairs", "lanes", "tiles" and "tiles by FMA", which has
-    the sums of "tiles". If the processor has tiles, this asks the operating system for permission to use them."""
+    """Returns the orders in which kernels here can sum: some of "pairs", "lanes", "tiles" and "dots". If the processor
+    has tiles, this asks the operating system for permission to use them."""
 
 def kernels_path() -> str: ...
 def kernels_paths() -> list[str]: ...
@@ -488,11 +486,11 @@ def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
     """Sets what an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it,
     or None; and torch's function, not intercepted, or None to switch packing off."""
 
-def weights_assume_packing(
-    what: Literal["library", "panels", "panels in any order", "nothing", "measured"],
+def weights_assume_products(
+    what: Literal["library", "own in any order", "nothing", "measured"],
 ) -> None:
-    """For tests: sets for which code weights are packed, torch's library or our kernels, instead of a measurement. In
-    any order: even if our kernels return other bits than torch's function."""
+    """For tests: sets what computes products and convolutions. The library packs each weight, without a measurement. In
+    any order: our kernels, even if they return other bits than torch's function."""
 
 def weights_are_kept_in(tensor: Any) -> bool:
     """True if this tensor has the memory of a cached cast."""

@@ -158,7 +158,7 @@ class Operation(NamedTuple):
     can write into a cached cast."""
 
     packs: str = ""
-    """The torch function that it calls, if it can run from a packed weight."""
+    """The torch function that it calls, if our kernels or a packed weight can replace it."""
 
     equivalent: str = ""
     """For a method of two tensors: the equivalent torch function, which is cheaper to call, see

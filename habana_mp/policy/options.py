@@ -330,11 +330,11 @@ class Options:
     )
     packed_weights: bool = _option(
         True,
-        "Caches the weights of linear layers, of other products with a weight and of ``conv2d`` in a layout of "
-        "habana_mp's kernels or of the CPU's library. Only if autograd does not track the call and a measurement shows "
-        "that the layout is worth it.",
+        "Computes linear layers and other products with a weight by habana_mp's own kernels, and caches the weights of "
+        "``conv2d`` in the layout of the CPU's library. Only if autograd does not track the call, and with the bits of "
+        "torch's own function.",
         _switch,
-        more="weights.md#packed-weights",
+        more="weights.md#products-with-a-weight",
     )
     reuse_memory: bool = _option(
         True,

@@ -98,6 +98,7 @@ _COUNTS_OF_WEIGHTS = (
     "refreshes",
     "refreshed_bytes",
     "refused",
+    "products",
     "weights",
     "packed",
     "bytes",

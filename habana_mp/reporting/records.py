@@ -136,12 +136,14 @@ class KeptWeights:
 
     ``refused`` counts the uses of weights whose casts could not be cached: their memory had other owners too, or the
     limit was reached. Such a weight was cast for the call, as without a cache. ``reasons`` has the numbers by reason.
+    ``products`` counts the products with a weight that habana_mp's kernels computed.
     """
 
     hits: int = 0
     refreshes: int = 0
     refreshed_bytes: int = 0
     refused: int = 0
+    products: int = 0
     weights: int = 0
     packed: int = 0
     bytes: int = 0
@@ -155,6 +157,7 @@ class KeptWeights:
             f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
             f"refreshed {self.refreshes} times{again}, not kept {self.refused} times"
             + (f" ({reasons})" if reasons else "")
+            + (f"\nproducts with weights by habana_mp's kernels: {self.products}" if self.products else "")
         )
 
 

@@ -7,9 +7,10 @@
 namespace habana_mp::engine {
 
 struct Accelerators {
-  // Returns the result of a call that autograd does not track, computed from a weight in another layout (accel/packed).
-  // Null if the call must be made the ordinary way; an exception is then set only by an interrupt.
-  Owned (*answer_from_packed)(const Call& call, Kind to, CastContext& context) = nullptr;
+  // Returns the result of a product or convolution that autograd does not track, by our own kernels or from a packed
+  // weight (accel/products). Null if the call must be made the ordinary way; an exception is then set only by an
+  // interrupt.
+  Owned (*answer_from_weight)(const Call& call, Kind to, CastContext& context) = nullptr;
 };
 extern Accelerators accelerators;
 

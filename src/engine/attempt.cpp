@@ -118,8 +118,8 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
   CastContext& context = attempt.context;
   const Rule& rule = call.rule;
   if (rule.execution.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
-    if (accelerators.answer_from_packed != nullptr) {
-      if (Owned result = accelerators.answer_from_packed(call, to, context)) return result;
+    if (accelerators.answer_from_weight != nullptr) {
+      if (Owned result = accelerators.answer_from_weight(call, to, context)) return result;
     }
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;

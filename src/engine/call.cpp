@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "engine/accelerators.hpp"
 #include "engine/answers.hpp"
 #include "engine/attempt.hpp"
 #include "engine/originals.hpp"
@@ -83,6 +84,12 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
+// True if a call without casts may be a product with a weight that is in bfloat16 itself, which our own kernels compute.
+bool may_answer_from_weight(const Rule& rule, const Plan& plan) {
+  return plan.to == Kind::bf16 && rule.execution.packs != weights::Packs::nothing && !host::grad_is_enabled() &&
+         !host::function_mode_is_on() && accelerators.answer_from_weight != nullptr;
+}
+
 // Returns the decision to report for a call that is made as it is written. An optimizer's step has its own reason, and
 // no place where nothing is cast counts as outside of modules.
 Decision decision_to_report(Decision decision) {
@@ -113,6 +120,15 @@ Decision decision_to_report(Decision decision) {
       continue;
     }
     if (plan.way != Way::as_written) return call_otherwise(facts, plan);
+    if (may_answer_from_weight(*rule, plan)) {
+      CastContext context;
+      Owned result = accelerators.answer_from_weight(facts, plan.to, context);
+      const bool interrupted = !result && PyErr_Occurred() != nullptr;
+      if (result || interrupted) {
+        report(target, decision_to_report(shown.value_or(plan.decision)), context);
+        return result.release();
+      }
+    }
     const bool is_seen = !target.equivalent || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_without_modes(target, arguments);
     if (result == nullptr) [[unlikely]] {

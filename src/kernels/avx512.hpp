@@ -82,6 +82,10 @@ inline __m512i f32_bits_of_bf16(__m256i x) { return _mm512_slli_epi32(_mm512_cvt
 inline __m512i f32_bits_of_f16(__m256i x) { return _mm512_castps_si512(_mm512_cvtph_ps(x)); }
 inline __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 
+inline __m512 f32_in_all_lanes(std::uint16_t bf16) {
+  return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(f32_of_bf16(bf16))));
+}
+
 // Returns the bfloat16 in the lower half (`even_of`) or in the upper half (`odd_of`) of each lane, as float32.
 inline __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
 inline __m512 odd_of(__m512i pairs) {

@@ -264,21 +264,9 @@ void check(bool right, const char* what) {
   if (!right) throw py::value_error(what);
 }
 
-Bits kernels_arrange(const Bits& weight, unsigned threads, bool inner_first) {
-  check(kernels::can_multiply(), "this processor has no such kernels");
-  check(weight.ndim() == 2, "`weight` must have two dimensions");
-  const auto outer = static_cast<std::size_t>(weight.shape(inner_first ? 1 : 0));
-  const auto inner = static_cast<std::size_t>(weight.shape(inner_first ? 0 : 1));
-  check(inner % 2 == 0, "the inner dimension of `weight` must be even");
-  Bits arranged(weight.size());
-  kernels::arrange(weight.data(), outer, inner, inner_first, arranged.mutable_data(), threads);
-  return arranged;
-}
-
 constexpr std::pair<const char*, kernels::Order> orders[] = {
     {"pairs", kernels::Order::pairs}, {"lanes", kernels::Order::lanes},
-    {"tiles", kernels::Order::tiles}, {"tiles by FMA", kernels::Order::tiles_by_fma},
-    {"dots", kernels::Order::dots},
+    {"tiles", kernels::Order::tiles}, {"dots", kernels::Order::dots},
 };
 
 std::vector<std::string> kernels_orders() {
@@ -296,15 +284,19 @@ kernels::Order checked_order(const std::string& wanted) {
   throw py::value_error("`order` must be one of what kernels_orders() gives, got '" + wanted + "'");
 }
 
-void kernels_multiply(const py::array_t<std::uint16_t>& input, const Bits& arranged, const std::optional<Bits>& bias,
-                      Bits result, const std::string& order, std::size_t block, unsigned threads) {
+void kernels_multiply(const py::array_t<std::uint16_t>& input, const py::array_t<std::uint16_t>& weight,
+                      const std::optional<Bits>& bias, Bits result, const std::string& order, std::size_t block,
+                      unsigned threads, bool inner_first) {
   check(kernels::can_multiply(), "this processor has no such kernels");
-  check(input.ndim() == 2 && input.strides(1) == 2 && input.strides(0) >= 2 * input.shape(1),
-        "`input` must have two dimensions and rows that lie one after the other");
+  for (const auto* array : {&input, &weight}) {
+    check(array->ndim() == 2 && array->strides(1) == 2 && array->strides(0) >= 2 * array->shape(1),
+          "`input` and `weight` must have two dimensions and rows that lie one after the other");
+  }
   check(result.ndim() == 2 && result.shape(0) == input.shape(0), "`result` must have as many rows as `input`");
   check(input.shape(1) != 0 && input.shape(1) % 2 == 0 && block != 0 && block % 2 == 0,
         "rows and `block` must be of even length");
-  check(arranged.size() == input.shape(1) * result.shape(1), "`arranged` must be for input and result");
+  check(weight.shape(inner_first ? 0 : 1) == input.shape(1) && weight.shape(inner_first ? 1 : 0) == result.shape(1),
+        "`weight` must be for input and result");
   check(!bias || bias->size() == result.shape(1), "`bias` must be as long as a row of `result`");
   const kernels::Product product{
       .input = input.data(),
@@ -312,12 +304,17 @@ void kernels_multiply(const py::array_t<std::uint16_t>& input, const Bits& arran
       .rows = static_cast<std::size_t>(input.shape(0)),
       .inner = static_cast<std::size_t>(input.shape(1)),
       .sums = {checked_order(order), block},
-      .weight = arranged.data(),
+      .weight = weight.data(),
+      .weight_step = static_cast<std::size_t>(weight.strides(0) / 2),
+      .inner_first = inner_first,
       .outer = static_cast<std::size_t>(result.shape(1)),
       .bias = bias ? bias->data() : nullptr,
       .result = result.mutable_data(),
+      .result_step = static_cast<std::size_t>(result.shape(1)),
   };
-  without_gil([&] { kernels::multiply(product, threads); });
+  bool made = false;
+  without_gil([&] { made = kernels::multiply(product, threads); });
+  if (!made) throw std::bad_alloc();
 }
 
 }  // namespace
@@ -331,10 +328,9 @@ void register_kernels(py::module_& module) {
   module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
              py::arg("threads"), py::arg("path"), "Casts an array by this instruction set, on that many threads.");
   module.def("kernels_can_multiply", &kernels::can_multiply);
-  module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"),
+  module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("weight"), py::arg("bias"),
+             py::arg("result").noconvert(), py::arg("order"), py::arg("block"), py::arg("threads"),
              py::arg("inner_first") = false);
-  module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("arranged"), py::arg("bias"),
-             py::arg("result").noconvert(), py::arg("order"), py::arg("block"), py::arg("threads"));
   module.def("kernels_orders", &kernels_orders, "The orders in which the products of weights can be summed here.");
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");
   module.def("kernels_paths", &kernels_paths, "The instruction sets that this processor can run, the plainest first.");

@@ -1,4 +1,5 @@
-// Products of bfloat16 activations and the weight of a linear layer. Pure C++: no Python, no torch.
+// Products of bfloat16 activations and the weight of a linear layer, which is read as it lies in memory. Pure C++: no
+// Python, no torch.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,6 @@ enum class Order : std::uint8_t {
   // each product with a fused multiply-add. The two sums are added, and the result is added to the sum of the products
   // before.
   tiles,
-  tiles_by_fma,  // the same sums, computed without tiles
   // As in torch's own loop for small products. First 64 sums, each of every 64th product. Then eight sums of the rest
   // in groups of 16, each of every eighth product. Both sets are folded by halves and added. Then the remaining
   // products are added one after the other. Each product uses a fused multiply-add. Denormals are preserved here.
@@ -38,13 +38,16 @@ struct Product {
   std::size_t rows;
   std::size_t inner;  // an even number
   Sums sums;
-  const void* weight;  // in the layout that `arrange` makes
+  const void* weight;
+  std::size_t weight_step;  // elements from row to row
+  bool inner_first;         // the weight is [inner][outer], not [outer][inner]
   std::size_t outer;
-  const void* bias;  // may be null
-  void* result;      // contiguous; overlaps no other array
+  const void* bias;         // may be null
+  void* result;             // overlaps no other array
+  std::size_t result_step;  // elements from row to row
 };
 
-// True if this processor has kernels for products. Otherwise `arrange` and `multiply` must not be called.
+// True if this processor has kernels for products. Otherwise `multiply` must not be called.
 bool can_multiply() noexcept;
 
 // True if the kernels can sum in this order. The first call for tiles requests permission to use them from the
@@ -55,13 +58,9 @@ bool can_sum(Order order) noexcept;
 // True if this processor has tiles, so that another library may use them for its sums.
 bool has_tiles() noexcept;
 
-// Copies a contiguous weight [outer][inner], or [inner][outer] if `inner_first`, in the order in which the product
-// reads it. `arranged` has the same size and must not overlap the weight.
-void arrange(const void* weight, std::size_t outer, std::size_t inner, bool inner_first, void* arranged,
-             unsigned threads) noexcept;
-
 // Uses at most `threads` threads; small products are computed on the calling thread alone. The number of threads does
-// not change the bits. Thread-safe, safe after fork, never throws.
-void multiply(const Product& product, unsigned threads) noexcept;
+// not change the bits. Thread-safe, safe after fork, never throws. Returns false if there is no memory for a copy of the
+// input or of a part of the weight.
+bool multiply(const Product& product, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

@@ -1,14 +1,58 @@
 // Products with AMX's tiles. The intrinsics need the tiles' numbers as literals: 0 to 3 are the sums of two groups of
 // rows by two groups of columns, 4 and 5 the inputs of the row groups, 6 and 7 the weights of the column groups.
-#include "kernels/tile_sums.hpp"
+#include "kernels/avx512.hpp"
+#include "kernels/product_table.hpp"
 
 namespace habana_mp::kernels {
 namespace {
 
+constexpr std::size_t lanes = 16;
+constexpr std::size_t pairs_of_tile = 16;
 constexpr std::size_t tile_side = 16;  // rows of a tile, and columns of float32
 constexpr std::size_t square_side = 2 * tile_side;
-// With so few rows, reading a weight is limited by memory bandwidth.
-constexpr std::size_t few_rows = tile_side;
+
+// A block of rows and columns of the result, and its sums in memory.
+struct Patch {
+  std::size_t row;
+  std::size_t rows;
+  std::size_t column;
+  std::size_t columns;
+  float* sums;
+  std::size_t sums_step;  // elements from row to row
+
+  [[nodiscard]] __mmask16 there(std::size_t at) const { return lanes32(columns - at); }
+};
+
+// Adds the sums of one more block, which have the same layout as the patch's sums.
+inline void add_block(const Patch& patch, const float* block) {
+  for (std::size_t i = 0; i < patch.rows; ++i) {
+    for (std::size_t j = 0; j < patch.columns; j += lanes) {
+      const __mmask16 there = patch.there(j);
+      float* const sums = patch.sums + i * patch.sums_step + j;
+      const __m512 more = _mm512_maskz_loadu_ps(there, block + i * patch.sums_step + j);
+      _mm512_mask_storeu_ps(sums, there, _mm512_add_ps(_mm512_maskz_loadu_ps(there, sums), more));
+    }
+  }
+}
+
+// Adds the bias, rounds to bfloat16 and writes the result.
+inline void finish(const PanelProduct& product, const Patch& patch) {
+  for (std::size_t j = 0; j < patch.columns; j += lanes) {
+    const __mmask16 there = patch.there(j);
+    const std::size_t column = patch.column + j;
+    __m512 bias = _mm512_setzero_ps();
+    if (product.column_bias != nullptr) {
+      bias = _mm512_castsi512_ps(f32_bits_of_bf16(_mm256_maskz_loadu_epi16(there, product.column_bias + column)));
+    }
+    for (std::size_t i = 0; i < patch.rows; ++i) {
+      __m512 sum = _mm512_maskz_loadu_ps(there, patch.sums + i * patch.sums_step + j);
+      if (product.row_bias != nullptr) bias = f32_in_all_lanes(product.row_bias[patch.row + i]);
+      if (product.has_bias()) sum = _mm512_add_ps(sum, bias);
+      std::uint16_t* const to = product.result + (patch.row + i) * product.result_step + column;
+      _mm256_mask_storeu_epi16(to, there, (__m256i)_mm512_cvtneps_pbh(sum));
+    }
+  }
+}
 
 // The extent of the tiles: rows and columns of a patch, and pairs of values.
 struct Shape {
@@ -70,7 +114,6 @@ template <bool two_rows, bool two_columns>
 struct Square {
   const PanelProduct& product;
   const Patch& patch;
-  bool fetches;
 
   static void clear() {
     _tile_zero(0);
@@ -99,24 +142,17 @@ struct Square {
 
   // Adds the products of a tile's pairs, or of as many pairs as the tiles are shaped for.
   void add(std::size_t pair) const {
-    const std::uint16_t* const input = product.input + patch.row * product.input_step + pair * 2;
-    const std::size_t input_step = product.input_step * sizeof *input;
-    const std::uint16_t* const weight = product.panel + (pair * product.outer + patch.column) * 2;
-    const std::size_t weight_step = product.outer * 2 * sizeof *weight;
-    if (fetches) {
-      for (std::size_t i = 0; i < pairs_of_tile; ++i) {
-        const std::uint16_t* const ahead = weight + soon + i * product.outer * 2;
-        _mm_prefetch(ahead, _MM_HINT_T0);
-        if constexpr (two_columns) _mm_prefetch(ahead + line, _MM_HINT_T0);
-      }
-    }
+    const std::uint16_t* const input = product.rows + patch.row * product.row_step + pair * 2;
+    const std::size_t input_step = product.row_step * sizeof *input;
+    const std::uint16_t* const weight = product.panel + (pair * product.columns + patch.column) * 2;
+    const std::size_t weight_step = product.columns * 2 * sizeof *weight;
     _tile_loadd(6, weight, weight_step);
     if constexpr (two_columns) _tile_loadd(7, weight + 2 * tile_side, weight_step);
     _tile_loadd(4, input, input_step);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (two_columns) _tile_dpbf16ps(1, 4, 7);
     if constexpr (two_rows) {
-      _tile_loadd(5, input + tile_side * product.input_step, input_step);
+      _tile_loadd(5, input + tile_side * product.row_step, input_step);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (two_columns) _tile_dpbf16ps(3, 5, 7);
     }
@@ -151,7 +187,7 @@ struct alignas(64) SquareSums {
 
 template <bool two_rows, bool two_columns>
 void multiply_patch(const PanelProduct& product, const Patch& patch, Tiles& tiles) {
-  const Square<two_rows, two_columns> square{product, patch, product.rows <= few_rows};
+  const Square<two_rows, two_columns> square{product, patch};
   const std::size_t pairs = product.inner / 2;
   const std::size_t block = product.sums.block / 2;
   SquareSums one;  // written before it is read
@@ -165,15 +201,15 @@ void multiply_patch(const PanelProduct& product, const Patch& patch, Tiles& tile
 
 }  // namespace
 
-// All rows use one group of columns before the next group, so that its weights stay in the caches.
+// All rows use one group of columns before the next group, so that its values stay in the caches.
 void multiply_by_tiles(const PanelProduct& product) noexcept {
   Tiles tiles;
   SquareSums sums;  // written before it is read
   const auto most = [](std::size_t left) { return square_side < left ? square_side : left; };
-  for (std::size_t column = 0; column < product.outer; column += square_side) {
-    const std::size_t columns = most(product.outer - column);
-    for (std::size_t row = 0; row < product.rows; row += square_side) {
-      const Patch patch{row, most(product.rows - row), column, columns, sums.values[0], square_side};
+  for (std::size_t column = 0; column < product.columns; column += square_side) {
+    const std::size_t columns = most(product.columns - column);
+    for (std::size_t row = 0; row < product.row_count; row += square_side) {
+      const Patch patch{row, most(product.row_count - row), column, columns, sums.values[0], square_side};
       if (patch.rows > tile_side) {
         columns > tile_side ? multiply_patch<true, true>(product, patch, tiles)
                             : multiply_patch<true, false>(product, patch, tiles);

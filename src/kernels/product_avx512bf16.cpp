@@ -4,15 +4,11 @@ namespace habana_mp::kernels {
 namespace {
 
 constexpr std::size_t lanes = 16;
-constexpr std::size_t registers = panel_rows / lanes;  // for a panel's sums
+constexpr std::size_t registers = panel_columns / lanes;  // for a panel's sums
 // The most rows of the input at once that fit in the 32 registers: four registers of sums for each row, one for a pair
 // of input values and four for the panel's values.
 constexpr std::size_t most_rows = 6;
 constexpr std::size_t line = 32;  // a cache line, in bfloat16 elements
-// With so few rows, reading a weight is limited by memory bandwidth, so it is prefetched. Inputs with more rows are
-// never divided into so few.
-constexpr std::size_t few_rows = 2;
-constexpr std::size_t soon = std::size_t{1} << 13;  // in bfloat16 elements; measured
 
 template <std::size_t rows, std::size_t columns>
 using RowSums = __m512[rows][columns];
@@ -20,7 +16,7 @@ using RowSums = __m512[rows][columns];
 // This many rows of the input go through the panel block by block; their sums are stored in between.
 constexpr std::size_t waiting_rows = 11 * most_rows;
 struct alignas(64) WaitingSums {
-  float values[waiting_rows][panel_rows];
+  float values[waiting_rows][panel_columns];
 };
 
 // A part of the work: the pairs from `begin` to `end` of several rows, of which `row` is the first.
@@ -50,17 +46,12 @@ struct FirstLanes {
 // Adds a part's products to the sums. `last` loads the last of the columns.
 template <std::size_t rows, std::size_t columns, class Last>
 inline void add_products(const PanelProduct& product, const Part& part, Last last, RowSums<rows, columns>& sums) {
-  const std::uint16_t* input = product.input + part.row * product.input_step;
-  const std::size_t pair_step = product.outer * 2;
+  const std::uint16_t* input = product.rows + part.row * product.row_step;
+  const std::size_t pair_step = product.columns * 2;
   const std::uint16_t* panel = product.panel + part.begin * pair_step;
   const std::uint16_t* ahead = part.ahead;
   for (std::size_t pair = part.begin; pair < part.end; ++pair, panel += pair_step, ahead += line) {
-    if constexpr (rows <= few_rows) {
-#pragma GCC unroll 4
-      for (std::size_t j = 0; j < columns; ++j) _mm_prefetch(panel + soon + j * line, _MM_HINT_T0);
-    } else {
-      _mm_prefetch(ahead, _MM_HINT_T1);
-    }
+    _mm_prefetch(ahead, _MM_HINT_T1);
     __m512bh values[columns];
 #pragma GCC unroll 4
     for (std::size_t j = 0; j + 1 < columns; ++j) values[j] = (__m512bh)WholeLanes::load(panel + j * lanes * 2);
@@ -68,7 +59,7 @@ inline void add_products(const PanelProduct& product, const Part& part, Last las
 #pragma GCC unroll 6
     for (std::size_t i = 0; i < rows; ++i) {
       std::int32_t two = 0;
-      __builtin_memcpy(&two, input + i * product.input_step + pair * 2, sizeof two);
+      __builtin_memcpy(&two, input + i * product.row_step + pair * 2, sizeof two);
       const auto both = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 4
       for (std::size_t j = 0; j < columns; ++j) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], both, values[j]);
@@ -81,12 +72,13 @@ void finish(const PanelProduct& product, std::size_t row, Last last, const RowSu
   for (std::size_t j = 0; j < columns; ++j) {
     const bool is_last = j + 1 == columns;
     __m512 bias = _mm512_setzero_ps();
-    if (product.bias != nullptr) {
-      const std::uint16_t* from = product.bias + j * lanes;
+    if (product.column_bias != nullptr) {
+      const std::uint16_t* from = product.column_bias + j * lanes;
       bias = _mm512_castsi512_ps(f32_bits_of_bf16(is_last ? last.load16(from) : WholeLanes::load16(from)));
     }
     for (std::size_t i = 0; i < rows; ++i) {
-      const __m512 sum = product.bias != nullptr ? _mm512_add_ps(sums[i][j], bias) : sums[i][j];
+      if (product.row_bias != nullptr) bias = f32_in_all_lanes(product.row_bias[row + i]);
+      const __m512 sum = product.has_bias() ? _mm512_add_ps(sums[i][j], bias) : sums[i][j];
       const auto rounded = (__m256i)_mm512_cvtneps_pbh(sum);
       std::uint16_t* to = product.result + (row + i) * product.result_step + j * lanes;
       is_last ? last.store(to, rounded) : WholeLanes::store(to, rounded);
@@ -101,7 +93,7 @@ void multiply_part(const PanelProduct& product, const Part& part, Last last, Wai
     for (__m512& sum : of_row) sum = _mm512_setzero_ps();
   }
   add_products(product, part, last, sums);
-  float(&places)[waiting_rows][panel_rows] = waiting.values;
+  float(&places)[waiting_rows][panel_columns] = waiting.values;
   const std::size_t place = part.row % waiting_rows;
   if (part.begin != 0) {
     for (std::size_t i = 0; i < rows; ++i) {
@@ -150,12 +142,12 @@ void multiply_panel(const PanelProduct& product, Last last) {
   WaitingSums waiting;  // written before it is read
   const std::size_t pairs = product.inner / 2;
   const std::size_t block = product.sums.block / 2;
-  for (std::size_t first = 0; first < product.rows; first += waiting_rows) {
-    const std::size_t rows = waiting_rows < product.rows - first ? waiting_rows : product.rows - first;
+  for (std::size_t first = 0; first < product.row_count; first += waiting_rows) {
+    const std::size_t rows = waiting_rows < product.row_count - first ? waiting_rows : product.row_count - first;
     const std::size_t shares = (rows + most_rows - 1) / most_rows;
     for (std::size_t begin = 0; begin < pairs; begin += block) {
       const std::size_t end = block < pairs - begin ? begin + block : pairs;
-      const std::uint16_t* ahead = product.panel + end * product.outer * 2;
+      const std::uint16_t* ahead = product.panel + end * product.columns * 2;
       for (std::size_t i = 0; i < shares; ++i) {
         const std::size_t row = rows * i / shares;
         multiply_rows<columns>(product, {first + row, begin, end, ahead}, rows * (i + 1) / shares - row, last, waiting);
@@ -172,8 +164,6 @@ struct alignas(64) LaneSums {
   float values[lanes][lanes];
 };
 
-// `fetches`: true for the first column, which prefetches for the whole panel.
-template <bool fetches>
 void add_by_lanes(const std::uint16_t* input, const std::uint16_t* panel, std::size_t pair_step, std::size_t pairs,
                   FirstLanes there, LaneSums& waiting) {
   __m512 sums[lanes];
@@ -189,10 +179,6 @@ void add_by_lanes(const std::uint16_t* input, const std::uint16_t* panel, std::s
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < lanes; ++i) {
       const std::uint16_t* const from = panel + (pair + i) * pair_step;
-      if constexpr (fetches) {
-#pragma GCC unroll 4
-        for (std::size_t j = 0; j < registers; ++j) _mm_prefetch(from + soon + j * line, _MM_HINT_T0);
-      }
       sums[i] = _mm512_dpbf16_ps(sums[i], both(pair + i), (__m512bh)there.load(from));
     }
   }
@@ -216,29 +202,25 @@ __m512 sum_of_lanes(const LaneSums& waiting) {
 
 void multiply_by_lanes(const PanelProduct& product) {
   const std::size_t pairs = product.inner / 2;
-  const std::size_t pair_step = product.outer * 2;
-  const std::size_t columns = (product.outer + lanes - 1) / lanes;
-  for (std::size_t row = 0; row < product.rows; ++row) {
-    const std::uint16_t* const input = product.input + row * product.input_step;
+  const std::size_t pair_step = product.columns * 2;
+  const std::size_t columns = (product.columns + lanes - 1) / lanes;
+  for (std::size_t row = 0; row < product.row_count; ++row) {
+    const std::uint16_t* const input = product.rows + row * product.row_step;
     LaneSums waiting[registers] = {};
     for (std::size_t begin = 0; begin < pairs; begin += pairs_at_once) {
       const std::size_t count = pairs_at_once < pairs - begin ? pairs_at_once : pairs - begin;
       for (std::size_t j = 0; j < columns; ++j) {
         const std::uint16_t* const panel = product.panel + begin * pair_step + j * lanes * 2;
-        const FirstLanes there{lanes32(product.outer - j * lanes)};
-        if (j == 0) {
-          add_by_lanes<true>(input + begin * 2, panel, pair_step, count, there, waiting[j]);
-        } else {
-          add_by_lanes<false>(input + begin * 2, panel, pair_step, count, there, waiting[j]);
-        }
+        const FirstLanes there{lanes32(product.columns - j * lanes)};
+        add_by_lanes(input + begin * 2, panel, pair_step, count, there, waiting[j]);
       }
     }
     for (std::size_t j = 0; j < columns; ++j) {
       PanelProduct column = product;
-      if (column.bias != nullptr) column.bias += j * lanes;
+      if (column.column_bias != nullptr) column.column_bias += j * lanes;
       column.result += j * lanes;
       const RowSums<1, 1> sum = {{sum_of_lanes(waiting[j])}};
-      finish<1, 1>(column, row, FirstLanes{lanes32(product.outer - j * lanes)}, sum);
+      finish<1, 1>(column, row, FirstLanes{lanes32(product.columns - j * lanes)}, sum);
     }
   }
 }
@@ -248,12 +230,12 @@ void multiply(const PanelProduct& product) noexcept {
     multiply_by_lanes(product);
     return;
   }
-  if (product.outer == panel_rows) {
+  if (product.columns == panel_columns) {
     multiply_panel<registers>(product, WholeLanes{});
     return;
   }
-  const std::size_t columns = (product.outer + lanes - 1) / lanes;
-  const FirstLanes last{lanes32(product.outer - (columns - 1) * lanes)};
+  const std::size_t columns = (product.columns + lanes - 1) / lanes;
+  const FirstLanes last{lanes32(product.columns - (columns - 1) * lanes)};
   switch (columns) {
     case 4:
       multiply_panel<4>(product, last);
@@ -270,32 +252,146 @@ void multiply(const PanelProduct& product) noexcept {
   }
 }
 
+// Transposes 16 rows of 16 numbers in four rounds. Each round exchanges halves, quarters, pairs and neighbours between
+// two rows.
+inline void transpose(__m512i (&rows)[lanes]) {
+  __m512i next[lanes];
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < lanes; i += 2) {
+    next[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    next[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < lanes; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(next[i], next[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(next[i], next[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(next[i + 1], next[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(next[i + 1], next[i + 3]);
+  }
+  // Row i now has four numbers of each column i, i + 4, i + 8 and i + 12 of its group of four rows.
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < 4; ++i) {
+    const __m512i first = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    const __m512i second = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    const __m512i third = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    const __m512i fourth = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+    next[i] = _mm512_shuffle_i32x4(first, third, 0x88);
+    next[i + 4] = _mm512_shuffle_i32x4(second, fourth, 0x88);
+    next[i + 8] = _mm512_shuffle_i32x4(first, third, 0xdd);
+    next[i + 12] = _mm512_shuffle_i32x4(second, fourth, 0xdd);
+  }
+  __builtin_memcpy(rows, next, sizeof rows);
+}
+
 // A pair of bfloat16 is moved as one 32-bit number.
-void arrange(const std::uint16_t* rows, std::size_t inner, std::size_t outer, std::uint16_t* panel) noexcept {
+void arrange(const std::uint16_t* columns, std::size_t apart, std::size_t inner, std::size_t count,
+             std::uint16_t* panel) noexcept {
   const std::size_t pairs = inner / 2;
-  const __m512i row_steps = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                               _mm512_set1_epi32(static_cast<int>(pairs)));
-  // Two cache lines of each row at a time, so that they are still cached for their last pair.
-  constexpr std::size_t at_once = 32;
-  for (std::size_t begin = 0; begin < pairs; begin += at_once) {
-    const std::size_t end = at_once < pairs - begin ? begin + at_once : pairs;
-    for (std::size_t row = 0; row < outer; row += lanes) {
-      const __mmask16 there = lanes32(outer - row);
-      const std::uint16_t* from = rows + row * inner;
-      for (std::size_t pair = begin; pair < end; ++pair) {
-        const __m512i values =
-            _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, row_steps, from + pair * 2, 4);
-        _mm512_mask_storeu_epi32(panel + (pair * outer + row) * 2, there, values);
+  for (std::size_t column = 0; column < count; column += lanes) {
+    const __mmask16 columns_there = lanes32(count - column);
+    const std::size_t most = lanes < count - column ? lanes : count - column;
+    for (std::size_t pair = 0; pair < pairs; pair += lanes) {
+      const __mmask16 pairs_there = lanes32(pairs - pair);
+      const std::uint16_t* const from = columns + column * apart + pair * 2;
+      __m512i square[lanes] = {};
+      for (std::size_t i = 0; i < most; ++i) square[i] = _mm512_maskz_loadu_epi32(pairs_there, from + i * apart);
+      transpose(square);
+      const std::size_t end = lanes < pairs - pair ? lanes : pairs - pair;
+      for (std::size_t i = 0; i < end; ++i) {
+        _mm512_mask_storeu_epi32(panel + ((pair + i) * count + column) * 2, columns_there, square[i]);
       }
+    }
+  }
+}
+
+// Two adjacent rows hold the pairs of all columns. The processor does not foresee which lines come next.
+constexpr std::size_t rows_ahead = 32;
+void arrange_rows(const std::uint16_t* rows, std::size_t apart, std::size_t inner, std::size_t count,
+                  std::uint16_t* panel) noexcept {
+  for (std::size_t k = 0; k < inner; k += 2, rows += 2 * apart) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::uint16_t* const ahead = rows + (rows_ahead + i) * apart;
+      for (std::size_t column = 0; column < count; column += line) _mm_prefetch(ahead + column, _MM_HINT_T0);
+    }
+    for (std::size_t column = 0; column < count; column += lanes, panel += 2 * lanes) {
+      const __mmask16 there = lanes32(count - column);
+      const __m512i first = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, rows + column));
+      const __m512i second = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, rows + apart + column));
+      _mm512_mask_storeu_epi32(panel, there, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+    }
+    panel -= count % lanes == 0 ? 0 : 2 * (lanes - count % lanes);
+  }
+}
+
+// Multiplies up to 8 rows with up to 16 columns, which lie as `arrange` takes them. The pairs of 16 columns are brought
+// together in registers.
+template <std::size_t rows>
+void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t column) {
+  const std::size_t pairs = product.inner / 2;
+  const std::size_t block = product.sums.block / 2;
+  const std::size_t left = product.columns - column;
+  const std::size_t count = lanes < left ? lanes : left;
+  const std::uint16_t* const columns = product.panel + column * product.column_step;
+  const std::uint16_t* const input = product.rows + row * product.row_step;
+  RowSums<rows, 1> total = {};
+  for (std::size_t begin = 0; begin < pairs; begin += block) {
+    const std::size_t end = block < pairs - begin ? begin + block : pairs;
+    __m512 sums[rows];
+    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    const auto add = [&](std::size_t pair, __m512i values) {
+#pragma GCC unroll 8
+      for (std::size_t i = 0; i < rows; ++i) {
+        std::int32_t two = 0;
+        __builtin_memcpy(&two, input + i * product.row_step + pair * 2, sizeof two);
+        sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_set1_epi32(two), (__m512bh)values);
+      }
+    };
+    std::size_t pair = begin;
+    __m512i square[lanes];
+    for (; count == lanes && pair + lanes <= end; pair += lanes) {
+#pragma GCC unroll 16
+      for (std::size_t i = 0; i < lanes; ++i) square[i] = WholeLanes::load(columns + i * product.column_step + pair * 2);
+      transpose(square);
+#pragma GCC unroll 16
+      for (std::size_t i = 0; i < lanes; ++i) add(pair + i, square[i]);
+    }
+    for (; pair < end; pair += lanes) {
+      const FirstLanes there{lanes32(end - pair)};
+      for (std::size_t i = 0; i < lanes; ++i) {
+        square[i] = i < count ? there.load(columns + i * product.column_step + pair * 2) : _mm512_setzero_si512();
+      }
+      transpose(square);
+      for (std::size_t i = 0; i < lanes && pair + i < end; ++i) add(pair + i, square[i]);
+    }
+    for (std::size_t i = 0; i < rows; ++i) total[i][0] = begin == 0 ? sums[i] : _mm512_add_ps(total[i][0], sums[i]);
+  }
+  PanelProduct part = product;
+  if (part.column_bias != nullptr) part.column_bias += column;
+  part.result += column;
+  finish<rows, 1>(part, row, FirstLanes{lanes32(count)}, total);
+}
+
+void multiply_few_rows(const PanelProduct& product) noexcept {
+  constexpr std::size_t most = 8;
+  constexpr void (*kernels[most])(const PanelProduct&, std::size_t, std::size_t) = {
+      multiply_columns<1>, multiply_columns<2>, multiply_columns<3>, multiply_columns<4>,
+      multiply_columns<5>, multiply_columns<6>, multiply_columns<7>, multiply_columns<8>};
+  const std::size_t shares = (product.row_count + most - 1) / most;
+  for (std::size_t column = 0; column < product.columns; column += lanes) {
+    for (std::size_t i = 0; i < shares; ++i) {
+      const std::size_t row = product.row_count * i / shares;
+      kernels[product.row_count * (i + 1) / shares - row - 1](product, row, column);
     }
   }
 }
 
 }  // namespace
 
-const ProductKernels avx512_bf16_products = {arrange, multiply, nullptr, multiply_as_tiles, multiply_by_dots};
+const ProductKernels avx512_bf16_products = {arrange, arrange_rows,    multiply, multiply_few_rows,
+                                             nullptr, multiply_by_dots};
 #if defined(HABANA_MP_AMX)
-const ProductKernels amx_products = {arrange, multiply, multiply_by_tiles, multiply_as_tiles, multiply_by_dots};
+const ProductKernels amx_products = {arrange, arrange_rows, multiply, multiply_few_rows, multiply_by_tiles,
+                                     multiply_by_dots};
 #endif
 
 }  // namespace habana_mp::kernels

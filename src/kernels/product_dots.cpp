@@ -27,7 +27,7 @@ struct Dots {
 
  private:
   [[nodiscard]] __m512 input_at(std::size_t at) const {
-    return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(std::uint32_t{input[at]} << 16U)));
+    return f32_in_all_lanes(input[at]);
   }
 };
 
@@ -81,15 +81,15 @@ inline __m512 dot(const Dots& dots, std::size_t pairs) {
 
 // Unlike the processor's instruction for pairs, this loop and torch's rounding preserve denormals.
 void multiply_by_dots(const PanelProduct& product) noexcept {
-  for (std::size_t column = 0; column < product.outer; column += lanes) {
-    const __mmask16 there = lanes32(product.outer - column);
-    const bool has_bias = product.bias != nullptr;
-    const __m256i bias = has_bias ? _mm256_maskz_loadu_epi16(there, product.bias + column) : _mm256_setzero_si256();
-    for (std::size_t row = 0; row < product.rows; ++row) {
+  for (std::size_t column = 0; column < product.columns; column += lanes) {
+    const __mmask16 there = lanes32(product.columns - column);
+    const bool has_bias = product.column_bias != nullptr;
+    const __m256i bias = has_bias ? _mm256_maskz_loadu_epi16(there, product.column_bias + column) : _mm256_setzero_si256();
+    for (std::size_t row = 0; row < product.row_count; ++row) {
       const Dots dots{
-          .input = product.input + row * product.input_step,
+          .input = product.rows + row * product.row_step,
           .panel = product.panel + column * 2,
-          .pair_step = product.outer * 2,
+          .pair_step = product.columns * 2,
           .there = there,
       };
       __m512 sum = dot(dots, product.inner / 2);

@@ -9,30 +9,39 @@
 
 namespace habana_mp::kernels {
 
-// The rows of a weight are grouped into panels of this many rows; the last panel may have fewer.
-inline constexpr std::size_t panel_rows = 64;
+// A panel has at most this many columns.
+inline constexpr std::size_t panel_columns = 64;
 
-// The product of an input and one panel of the weight. All values are bfloat16; steps are in elements.
+// The product of rows and one panel of columns. Of the input and the weight, one is the rows and the other the columns.
+// All values are bfloat16; steps are in elements.
 struct PanelProduct {
-  const std::uint16_t* input;
-  std::size_t input_step;  // from row to row
-  std::size_t rows;        // of the input
-  std::size_t inner;       // the length of a row
+  const std::uint16_t* rows;
+  std::size_t row_step;  // from row to row
+  std::size_t row_count;
+  std::size_t inner;  // the length of a row
   Sums sums;
   const std::uint16_t* panel;
-  std::size_t outer;          // rows of the panel
-  const std::uint16_t* bias;  // may be null
+  std::size_t column_step;           // for `multiply_few_rows`: from column to column, which lie as `arrange` takes them
+  std::size_t columns;               // of the panel
+  const std::uint16_t* row_bias;     // one number for each row; may be null
+  const std::uint16_t* column_bias;  // one number for each column; may be null
   std::uint16_t* result;
   std::size_t result_step;
+
+  [[nodiscard]] bool has_bias() const { return row_bias != nullptr || column_bias != nullptr; }
 };
 
 struct ProductKernels {
-  // Copies `outer` rows of a weight in a panel's order: the first two values of every row, then the next two, and so
-  // on.
-  void (*arrange)(const std::uint16_t* rows, std::size_t inner, std::size_t outer, std::uint16_t* panel) noexcept;
+  // Copies `count` columns to a panel: the first two values of every column, then the next two, and so on. The values of
+  // a column are adjacent, and the first values of two columns are so many elements `apart`.
+  void (*arrange)(const std::uint16_t* columns, std::size_t apart, std::size_t inner, std::size_t count,
+                  std::uint16_t* panel) noexcept;
+  // The same for columns whose first values are adjacent; two values of a column are so many elements `apart`.
+  void (*arrange_rows)(const std::uint16_t* rows, std::size_t apart, std::size_t inner, std::size_t count,
+                       std::uint16_t* panel) noexcept;
   void (*multiply)(const PanelProduct& product) noexcept;           // in pairs or in lanes
+  void (*multiply_few_rows)(const PanelProduct& product) noexcept;  // in pairs; the columns are not in a panel
   void (*multiply_by_tiles)(const PanelProduct& product) noexcept;  // null without tiles
-  void (*multiply_as_tiles)(const PanelProduct& product) noexcept;  // the same bits with other instructions
   void (*multiply_by_dots)(const PanelProduct& product) noexcept;
 };
 
@@ -41,8 +50,6 @@ extern const ProductKernels amx_products;
 
 // The process must have permission to use tiles. No tiles are in use afterwards.
 void multiply_by_tiles(const PanelProduct& product) noexcept;
-// Intended for few rows.
-void multiply_as_tiles(const PanelProduct& product) noexcept;
 // Intended for small products.
 void multiply_by_dots(const PanelProduct& product) noexcept;
 

@@ -18,7 +18,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/cast_avx2.cpp"
     "${_kernels}/cast_avx512.cpp"
     "${_kernels}/cast_avx512bf16.cpp"
-    "${_kernels}/product_as_tiles.cpp"
     "${_kernels}/product_avx512bf16.cpp"
     "${_kernels}/product_dots.cpp"
   )
@@ -26,8 +25,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
   set_source_files_properties("${_kernels}/cast_avx512.cpp" "${_kernels}/product_dots.cpp"
     PROPERTIES COMPILE_OPTIONS "${_avx512}")
-  set_source_files_properties(
-    "${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_as_tiles.cpp" "${_kernels}/product_avx512bf16.cpp"
+  set_source_files_properties("${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_avx512bf16.cpp"
     PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag("-mamx-tile -mamx-bf16" HABANA_MP_AMX)

@@ -33,6 +33,7 @@ py::dict statistics() {
   }
   result["refused"] = refused;
   result["reasons"] = reasons;
+  result["products"] = now.products;
   result["weights"] = now.weights;
   result["packed"] = now.packed;
   result["bytes"] = now.bytes;

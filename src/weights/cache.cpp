@@ -256,7 +256,6 @@ class Base {
     if (held_ && !is_weight_behind(view)) held_.reset();
   }
   [[nodiscard]] PyObject* weight() const { return held_.get(); }
-  [[nodiscard]] Owned take() { return std::move(held_); }
 
  private:
   [[nodiscard]] bool is_weight_behind(PyObject* view) const {
@@ -353,22 +352,6 @@ Owned cast_for_many(PyObject* given, Kind to) {
   return made;
 }
 
-Owned transposed_weight(PyObject* view) noexcept {
-  DLTensor part;
-  DLTensor whole;
-  // These cheap checks exclude most tensors.
-  if (!host::view_on_cpu(view, part) || part.ndim != 2 || part.strides == nullptr || part.strides[0] != 1 ||
-      host::is_negative(view)) {
-    return nullptr;
-  }
-  Base base(view);
-  const bool is_it = base.weight() != nullptr && host::view_on_cpu(base.weight(), whole) && whole.ndim == 2 &&
-                     host::is_contiguous(whole) && part.data == whole.data && part.byte_offset == whole.byte_offset &&
-                     part.shape[0] == whole.shape[1] && part.shape[1] == whole.shape[0] &&
-                     part.strides[1] == whole.shape[1];
-  return is_it ? base.take() : nullptr;
-}
-
 bool holds_any_cast() noexcept { return settings->on && !cache().entries.empty(); }
 
 namespace {
@@ -452,7 +435,7 @@ Statistics statistics() noexcept { return counts; }
 const std::array<std::uint64_t, refusals>& refusals_so_far() noexcept { return counts.refused; }
 
 void reset_statistics() noexcept {
-  counts.hits = counts.refreshes = counts.refreshed_bytes = 0;
+  counts.hits = counts.refreshes = counts.refreshed_bytes = counts.products = 0;
   counts.refused = {};
 }
 

@@ -62,10 +62,6 @@ Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elem
 // with no exception set, if an ordinary cast is to be made.
 Owned cast_for_many(PyObject* tensor, Kind to);
 
-// If this plain tensor is the transposed view of a weight, a matrix, returns the weight. Returns null, with no
-// exception set, for any other tensor.
-Owned transposed_weight(PyObject* view) noexcept;
-
 // True if the cache has entries, so that an unseen write could make a cast wrong.
 bool holds_any_cast() noexcept;
 
@@ -110,6 +106,7 @@ struct Statistics {
   std::uint64_t refreshes = 0;                    // casts made again because the weight had changed
   std::uint64_t refreshed_bytes = 0;              // their size
   std::array<std::uint64_t, refusals> refused{};  // calls with a weight that could not be cached, by reason
+  std::uint64_t products = 0;                     // products with a weight that our own kernels computed
   std::uint64_t weights = 0;                      // casts that are cached now
   std::uint64_t packed = 0;                       // of these, in a packed layout
   std::uint64_t bytes = 0;                        // the size of all cached casts

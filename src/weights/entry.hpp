@@ -1,4 +1,4 @@
-// The entries of the cache, one for each weight and precision. Only for src/weights and src/accel/packed.
+// The entries of the cache, one for each weight and precision. Only for src/weights and src/accel/products.
 #pragma once
 
 #include <array>
@@ -25,10 +25,8 @@ constexpr std::size_t sample_count = 8;
 using Samples = std::array<std::uint32_t, sample_count>;
 
 enum class Layout : std::uint8_t {
-  plain,        // a tensor with the weight's sizes and strides
-  library,      // in the layout of torch's CPU library, for calls that autograd does not track
-  panels,       // in the layout of our own kernels, also for such calls
-  inner_first,  // the same, for a weight that is [inner][outer], the transpose of a linear layer's
+  plain,    // a tensor with the weight's sizes and strides
+  library,  // in the layout of torch's CPU library, for calls that autograd does not track
 };
 
 struct Entry {
@@ -48,7 +46,7 @@ struct Entry {
   Refusal refusal{};           // the reason for the last refusal
   std::uint32_t untracked_uses = 0;     // uses in a row that autograd did not track
   std::uint32_t uses_without_pack = 0;  // such uses for which the packed form was of no use
-  std::uint32_t probed = 0;  // convolutions with reordered images that were tried, and failed trials of panels
+  std::uint32_t probed = 0;  // convolutions with reordered images that were tried
   Owned packed_for;          // the options of the convolution that the library's packed form is for
   host::Geometry geometry;   // of the weight at that time; without values: unknown
   Owned size;                // the weight's sizes as a tuple

@@ -1,12 +1,12 @@
 """Finds out abilities of this processor, and of plain torch on it, by trying, never by the processor's name.
 
-The core's own trials of packed weights are not used here, since the tests check what these trials decide.
+The core's own trials of products are not used here, since the tests check what these trials decide.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,15 +21,20 @@ from helpers.comparing import tensors
 #: Takes rows, a weight and a bias, which may be None if it is not added.
 Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
-#: The layout in which linear layers are packed: the layout of torch's CPU library, the layout of the package's kernels
-#: if they give torch's bits, or the layout of these kernels even if they give other bits.
-Form = Literal["library", "panels", "panels in any order"]
+#: What computes products with weights: torch's CPU library from packed weights (only linear layers), the package's
+#: kernels if they give torch's bits, or these kernels even if they give other bits.
+Form = Literal["library", "own", "own in any order"]
 
 _BLOCKS = (256, 512, 1024, 2048)
-#: For more rows than this, sums in the order of tiles are always computed with tiles.
-_MOST_ROWS_BY_FMA = 7
+_TILE = 32
 #: Torch may sum a product of at most this many numbers in its own loop.
 _SMALL_PRODUCT = 1 << 14
+#: The package's kernels compute products with weights of at least so many elements, and at most so many rows: with AMX
+#: fewer, unless the weight or the product is small.
+_FEWEST_ELEMENTS = 1 << 6
+_MOST_ROWS = 512
+_MOST_ROWS_WITH_TILES = 32
+_SMALL_WEIGHT = 1 << 16
 
 _SEEDS = 4
 
@@ -41,28 +46,38 @@ _assumed: list[Form] = []
 _found_out: dict[Any, bool] = {}
 
 
-def assume_packing(form: Form) -> None:
-    """Packs weights in this layout wherever it gives the right bits, without measuring the speed."""
+def assume_products(form: Form) -> None:
+    """Computes products with weights in this way, without measuring the speed."""
     _assumed[:] = [form]
-    if "packed" in _core.accelerators:
-        _core.weights_assume_packing(form)
+    if "products" in _core.accelerators:
+        _core.weights_assume_products("measured" if form == "own" else form)
 
 
-def measure_packing() -> None:
+def measure_products() -> None:
     _assumed.clear()
-    if "packed" in _core.accelerators:
-        _core.weights_assume_packing("measured")
+    if "products" in _core.accelerators:
+        _core.weights_assume_products("measured")
 
 
-def packs(call: Call, like: torch.Tensor, shape: tuple[int, int], *, turned: bool, bias: bool) -> bool:
-    """True if such calls with a weight of shape (outer, inner) must use a packed weight here, as assumed."""
-    (form,) = _assumed
-    if form == "panels in any order":
-        return _core.kernels_can_multiply()
-    if form == "panels":
-        return kernels_sum_as(call, like, shape[0], turned=turned, bias=bias)
-    is_linear = call is F.linear and shape[0] * shape[1] >= _FEWEST_OF_LIBRARY
-    return is_linear and library_sums_as_linear(like, shape[0], bias=bias)
+def own_kernels_serve(call: Call, like: torch.Tensor, shape: tuple[int, int], *, turned: bool, bias: bool) -> bool:
+    """True if the package's kernels must compute such calls here, as assumed. The weight has shape (outer, inner)."""
+    outer, inner = shape
+    if _assumed == ["library"] or not _core.kernels_can_multiply() or not _is_worth_it(like, outer, inner):
+        return False
+    return _assumed == ["own in any order"] or kernels_sum_as(call, like, outer, turned=turned, bias=bias)
+
+
+def _is_worth_it(like: torch.Tensor, outer: int, inner: int) -> bool:
+    rows, elements = like.numel() // inner, outer * inner
+    is_small = elements <= _SMALL_WEIGHT or rows * elements <= _SMALL_PRODUCT
+    most = _MOST_ROWS_WITH_TILES if _core.kernels_path() == "amx" and not is_small else _MOST_ROWS
+    return inner % 2 == 0 and elements >= _FEWEST_ELEMENTS and rows <= most
+
+
+def library_serves(layer: torch.nn.Linear, like: torch.Tensor) -> bool:
+    """True if torch's CPU library must compute such calls of the layer from a packed weight here, if it is assumed."""
+    is_large = layer.weight.numel() >= _FEWEST_OF_LIBRARY
+    return is_large and library_sums_as_linear(like, layer.out_features, bias=layer.bias is not None)
 
 
 def _bits(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -78,7 +93,7 @@ def kernels_product(
     result = np.empty((rows.shape[0], weight.shape[0]), np.uint16)
     _core.kernels_multiply(
         _bits(rows),
-        _core.kernels_arrange(_bits(weight), 1),
+        _bits(weight),
         None if bias is None else _bits(bias),
         result,
         order,
@@ -116,8 +131,8 @@ def _denormals(x: torch.Tensor) -> torch.Tensor:
     return (x.view(torch.int16) & 0x7F).view(torch.bfloat16)
 
 
-def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bool, bias: bool) -> bool:
-    """True if ``made`` gives the bits of ``call`` for values that distinguish the orders of sums."""
+def _all_alike(call: Call, ways: list[Call], like: torch.Tensor, outer: int, *, turned: bool, bias: bool) -> list[Call]:
+    """Returns the ways that give the bits of ``call`` for values that distinguish the orders of sums."""
     with hmp.disable_casts(), torch.no_grad():
         for seed in range(_SEEDS):
             x, weight, small = sums_of_rounding(like, outer, seed)
@@ -126,9 +141,9 @@ def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bo
             given.requires_grad_()
             for rows, added in ((x, small), (_denormals(x), torch.zeros_like(small))):
                 b = added if bias else None
-                if not np.array_equal(_bits(made(rows, weight, b)), _bits(call(rows, given, b).detach())):
-                    return False
-    return True
+                expected = _bits(call(rows, given, b).detach())
+                ways = [way for way in ways if np.array_equal(_bits(way(rows, weight, b)), expected)]
+    return ways
 
 
 def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool = False, bias: bool = True) -> bool:
@@ -137,8 +152,9 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
     ``call`` takes a weight [inner][outer] if ``turned`` is true."""
     if not _core.kernels_can_multiply():
         return False
-    inner = like.shape[-1]
-    sums = list(itertools.product(_orders(like, outer), (inner, *(block for block in _BLOCKS if block < inner))))
+    ways: list[Call] = [
+        functools.partial(kernels_product, order=order, block=block) for order, block in _sums(like, outer)
+    ]
     return _found_out_once(
         "kernels",
         call,
@@ -146,30 +162,25 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
         outer,
         turned,
         bias,
-        lambda: any(
-            _alike(
-                call,
-                functools.partial(kernels_product, order=order, block=block),
-                like,
-                outer,
-                turned=turned,
-                bias=bias,
-            )
-            for order, block in sums
-        ),
+        lambda: bool(_all_alike(call, ways, like, outer, turned=turned, bias=bias)),
     )
 
 
-def _orders(like: torch.Tensor, outer: int) -> list[str]:
-    """Returns the orders in which the package's kernels may sum a call with such rows and ``outer`` outputs here."""
-    rows = like.numel() // like.shape[-1]
-    orders = ["pairs", *(["lanes"] if rows == 1 else [])]
-    if rows * like.shape[-1] * outer <= _SMALL_PRODUCT:
-        orders.append("dots")
-    if _core.kernels_path() == "amx":
-        able = _core.kernels_orders()
-        orders += ["tiles"] if "tiles" in able else ["tiles by FMA"] if rows <= _MOST_ROWS_BY_FMA else []
-    return orders
+def _sums(like: torch.Tensor, outer: int) -> list[tuple[str, int]]:
+    """Returns the orders and blocks in which the package's kernels may sum such rows with ``outer`` outputs here."""
+    inner = like.shape[-1]
+    rows = like.numel() // inner
+    sums = [("pairs", inner), *(("pairs", block) for block in _BLOCKS if block < inner)]
+    if rows == 1:
+        sums.append(("lanes", inner))
+    if rows * inner * outer <= _SMALL_PRODUCT:
+        sums.append(("dots", inner))
+    if _core.kernels_path() == "amx" and "tiles" in _core.kernels_orders():
+        most_parts = inner // _BLOCKS[0] + 1
+        blocks = {math.ceil(inner / (parts * _TILE)) * _TILE for parts in range(2, most_parts + 1)}
+        # A block of one tile is added like the tile itself.
+        sums += [("tiles", inner), *(("tiles", block) for block in blocks if block < inner - _TILE)]
+    return sums
 
 
 def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True) -> bool:
@@ -189,7 +200,7 @@ def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True)
         outer,
         False,
         bias,
-        lambda: _alike(F.linear, from_packed, like, outer, turned=False, bias=bias),
+        lambda: bool(_all_alike(F.linear, [from_packed], like, outer, turned=False, bias=bias)),
     )
 
 

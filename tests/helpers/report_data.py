@@ -65,7 +65,16 @@ def report(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
         "modules": [],
         "edges": [],
         "findings": [],
-        "weights": {"hits": 1, "refreshes": 0, "refused": 0, "weights": 1, "packed": 0, "bytes": 8, "reasons": {}},
+        "weights": {
+            "hits": 1,
+            "refreshes": 0,
+            "refused": 0,
+            "products": 1,
+            "weights": 1,
+            "packed": 0,
+            "bytes": 8,
+            "reasons": {},
+        },
     }
     assert not more.keys() - data.keys()
     return {**data, **more}

@@ -279,6 +279,7 @@ def _report(
             "hits": sum(row["hits"] for row in rows),
             "refreshes": 480,
             "refused": 2,
+            "products": 900,
             "weights": 74,
             "packed": 12,
             "bytes": 170_000_000,

@@ -37,6 +37,11 @@ def packed() -> int:
     return kept().packed
 
 
+def products() -> int:
+    """Returns the number of products with weights that the package's kernels computed."""
+    return kept().products
+
+
 def all_bfloat16_tensors() -> list[torch.Tensor]:
     """Returns all bfloat16 tensors, also those that only C++ holds: cached casts, and buffers."""
     found = [one for one in gc.get_objects() if type(one) is torch.Tensor]

@@ -50,7 +50,7 @@ def test_the_accelerator_of_the_page_casts_no_weight_for_a_product_without_value
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns("build", "dist", ".*", "tests", "benchmarks", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignored)
-    shutil.rmtree(source / "src" / "accel" / "packed")
+    shutil.rmtree(source / "src" / "accel" / "products")
     write_folder(source)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"]
     subprocess.run([*pip, "--target", str(tmp_path / "installed"), str(source)], check=True)

@@ -1,6 +1,8 @@
-"""Our kernels' products with a weight, beside a plain loop of the same sums: in the same order, so the same bits."""
+"""Our kernels' products with a weight as it lies, beside a plain loop that sums in the same order: the same bits."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ def floats_of(bits: Bits) -> Floats:
 
 
 in_each_order = pytest.mark.parametrize("order", _core.kernels_orders())
+in_both_layouts = pytest.mark.parametrize("inner_first", [False, True])
 
 
 def by_hand(x: Bits, weight: Bits, bias: Bits | None, order: str, block: int) -> Bits:
@@ -98,72 +101,108 @@ def noise(rng: np.random.Generator, *shape: int) -> Bits:
     return bits_of((rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, shape)).astype(np.float32))
 
 
+def spread(values: Bits, gap: int) -> Bits:
+    """The same rows, so many elements apart. What is read in between shows as NaN."""
+    rows, length = values.shape
+    apart = np.full((rows, length + gap), 0x7FC0, np.uint16)
+    apart[:, :length] = values
+    return apart[:, :length]
+
+
 def multiplied(
-    x: Bits, weight: Bits, bias: Bits | None, order: str, block: int, *, threads: int = 1, step: int | None = None
+    x: Bits,
+    weight: Bits,
+    bias: Bits | None,
+    order: str,
+    block: int,
+    *,
+    inner_first: bool = False,
+    threads: int = 1,
+    gaps: tuple[int, int] = (0, 0),
 ) -> Bits:
-    """With memory around the result that must stay what it is, and the input's rows that far apart."""
+    """With memory around the result that must stay what it is, and with gaps between the rows of input and weight."""
     rows, outer = x.shape[0], weight.shape[0]
-    apart = np.full((rows, step or x.shape[1]), 0x7FC0, np.uint16)  # what is read in between shows as NaN
-    apart[:, : x.shape[1]] = x
     memory = np.full(rows * outer + 64, 0x1234, np.uint16)
     result = memory[32 : 32 + rows * outer].reshape(rows, outer)
-    arranged = _core.kernels_arrange(weight, threads)
-    _core.kernels_multiply(apart[:, : x.shape[1]], arranged, bias, result, order, block, threads)
+    given = spread(weight.T if inner_first else weight, gaps[1])
+    _core.kernels_multiply(spread(x, gaps[0]), given, bias, result, order, block, threads, inner_first)
     assert (memory[:32] == 0x1234).all()
     assert (memory[-32:] == 0x1234).all()
     return result
 
 
+#: Around these numbers of rows and columns the kernels go other ways.
+ROWS = [*range(1, 10), 15, 16, 17, 63, 64, 65, 130]
+OUTER = [*range(1, 18), 63, 64, 65, 127, 128, 129, 130]
+
+
 @in_each_order
+@in_both_layouts
 @given(
-    rows=st.integers(1, 15),
-    outer=st.integers(1, 140),
+    rows=st.sampled_from(ROWS),
+    outer=st.sampled_from(OUTER),
     pairs=st.integers(1, 140),
     block=st.integers(1, 70),
     has_bias=st.booleans(),
-    gap=st.integers(0, 9),
+    gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     seed=st.integers(0, 1 << 20),
 )
 def test_any_shape_gives_the_bits_of_a_plain_loop(
-    order: str, rows: int, outer: int, pairs: int, block: int, has_bias: bool, gap: int, seed: int
+    order: str,
+    inner_first: bool,
+    rows: int,
+    outer: int,
+    pairs: int,
+    block: int,
+    has_bias: bool,
+    gaps: tuple[int, int],
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     x, weight = noise(rng, rows, 2 * pairs), noise(rng, outer, 2 * pairs)
     bias = noise(rng, outer) if has_bias else None
-    ours = multiplied(x, weight, bias, order, 2 * block, step=2 * pairs + gap)
+    ours = multiplied(x, weight, bias, order, 2 * block, inner_first=inner_first, gaps=gaps)
     assert np.array_equal(ours, by_hand(x, weight, bias, order, 2 * block))
 
 
 @in_each_order
-@each("rows", [1, 2, 6, 7, 65, 66, 67, 133, 200], parts=2)
-@each("outer", [64, 100, 192])
-def test_many_rows_give_what_each_would_alone(order: str, rows: int, outer: int) -> None:
+@each("outer", OUTER)
+def test_each_number_of_rows_and_columns_gives_the_bits_of_a_plain_loop(order: str, outer: int) -> None:
+    rng = np.random.default_rng(outer)
+    x, weight, bias = noise(rng, max(ROWS), 70), noise(rng, outer, 70), noise(rng, outer)
+    expected = by_hand(x, weight, bias, order, 64)
+    for rows, inner_first in itertools.product(ROWS, (False, True)):
+        ours = multiplied(x[:rows], weight, bias, order, 64, inner_first=inner_first)
+        assert np.array_equal(ours, expected[:rows]), (rows, inner_first)
+
+
+#: Each with more than 2^19 multiplications, from which on threads are used.
+LARGE = [(1, 1100, 500), (5, 700, 514), (16, 130, 256), (130, 65, 64), (300, 64, 96)]
+
+
+@in_each_order
+@in_both_layouts
+@each("rows, outer, inner", LARGE)
+def test_the_number_of_threads_changes_nothing(
+    order: str, inner_first: bool, rows: int, outer: int, inner: int
+) -> None:
     rng = np.random.default_rng(rows)
-    x, weight, bias = noise(rng, rows, 160), noise(rng, outer, 160), noise(rng, outer)
-    for block in (160, 64):
-        together = multiplied(x, weight, bias, order, block)
-        alone = np.concatenate([multiplied(row[None], weight, bias, order, block) for row in x])
-        assert np.array_equal(together, alone)
+    x, weight, bias = noise(rng, rows, inner), noise(rng, outer, inner), noise(rng, outer)
+    expected = by_hand(x, weight, bias, order, 128)
+    for threads in (1, 2, 3, 5):
+        ours = multiplied(x, weight, bias, order, 128, inner_first=inner_first, threads=threads, gaps=(0, 4))
+        assert np.array_equal(ours, expected), threads
 
 
 @in_each_order
-@each("threads", [2, 3, 5])
-@each("rows, outer, inner", [(1, 1000, 1200), (97, 130, 512), (300, 64, 256), (5, 700, 514)])
-def test_the_number_of_threads_changes_nothing(order: str, threads: int, rows: int, outer: int, inner: int) -> None:
-    rng = np.random.default_rng(threads)
-    x, weight = noise(rng, rows, inner), noise(rng, outer, inner)
-    for block in (inner, 128):
-        one = multiplied(x, weight, None, order, block)
-        assert np.array_equal(multiplied(x, weight, None, order, block, threads=threads), one)
-
-
-@in_each_order
-def test_what_is_not_finite_stays_in_its_row_and_column(order: str) -> None:
+@in_both_layouts
+@each("rows", [9, 17])
+def test_what_is_not_finite_stays_in_its_row_and_column(order: str, inner_first: bool, rows: int) -> None:
     rng = np.random.default_rng(0)
-    x, weight = noise(rng, 9, 64), noise(rng, 70, 64)
-    expected = multiplied(x, weight, None, order, 64)
+    x, weight = noise(rng, rows, 64), noise(rng, 70, 64)
+    expected = multiplied(x, weight, None, order, 64, inner_first=inner_first)
     x[3, 5], weight[66, 7] = 0x7F80, 0xFF80
-    ours = floats_of(multiplied(x, weight, None, order, 64))
+    ours = floats_of(multiplied(x, weight, None, order, 64, inner_first=inner_first))
     touched = np.zeros(ours.shape, bool)
     touched[3], touched[:, 66] = True, True
     assert not np.isfinite(ours[touched]).any()
@@ -171,41 +210,41 @@ def test_what_is_not_finite_stays_in_its_row_and_column(order: str) -> None:
 
 
 @in_each_order
-def test_denormals_count_as_zero_as_the_processor_has_it_but_not_in_torchs_loop(order: str) -> None:
-    x, weight = np.full((2, 4), 0x0010, np.uint16), np.full((3, 4), 0x3F80, np.uint16)
-    assert (multiplied(x, weight, None, order, 4) == (0x0040 if order == "dots" else 0)).all()
-
-
-@each("outer", [1, 16, 63, 64, 65, 200])
-@each("threads", [1, 3])
-def test_an_arranged_weight_holds_each_value_once(outer: int, threads: int) -> None:
-    inner = 258
-    weight = np.arange(outer * inner, dtype=np.uint32).astype(np.uint16).reshape(outer, inner)
-    expected = [
-        panel.reshape(panel.shape[0], inner // 2, 2).transpose(1, 0, 2).ravel()
-        for panel in (weight[first : first + 64] for first in range(0, outer, 64))
-    ]
-    assert np.array_equal(_core.kernels_arrange(weight, threads), np.concatenate(expected))
-    turned = np.ascontiguousarray(weight.T)
-    assert np.array_equal(_core.kernels_arrange(turned, threads, inner_first=True), np.concatenate(expected))
+@in_both_layouts
+@each("rows", [2, 17])
+def test_denormals_count_as_zero_as_the_processor_has_it_but_not_in_torchs_loop(
+    order: str, inner_first: bool, rows: int
+) -> None:
+    x, weight = np.full((rows, 4), 0x0010, np.uint16), np.full((3, 4), 0x3F80, np.uint16)
+    ours = multiplied(x, weight, None, order, 4, inner_first=inner_first)
+    assert (ours == (0x0040 if order == "dots" else 0)).all()
 
 
 def test_arrays_that_do_not_fit_together_are_refused() -> None:
-    x, weight = np.zeros((2, 4), np.uint16), np.zeros((3, 4), np.uint16)
-    arranged, result = _core.kernels_arrange(weight, 1), np.zeros((2, 3), np.uint16)
+    x, weight, result = (np.zeros(shape, np.uint16) for shape in ((2, 4), (3, 4), (2, 3)))
     for arguments in (
-        (x[:, :2], arranged, None, result, "pairs", 4),
-        (x[:, ::2], arranged, None, result, "pairs", 4),
-        (x, arranged[:4], None, result, "pairs", 4),
-        (x, arranged, np.zeros(2, np.uint16), result, "pairs", 4),
-        (x, arranged, None, result[:1], "pairs", 4),
-        (x, arranged, None, result, "pairs", 3),
-        (x, arranged, None, result, "pairs", 0),
-        (x, arranged, None, result, "rows", 4),
+        (x[0], weight, None, result, "pairs", 4),
+        (x[:, ::2], weight[:, :2], None, result, "pairs", 2),
+        (np.broadcast_to(x[0], (2, 4)), weight, None, result, "pairs", 4),
+        (x, weight[0], None, result, "pairs", 4),
+        (x[:, :2], weight[:, ::2], None, result, "pairs", 2),
+        (x, np.broadcast_to(weight[0], (3, 4)), None, result, "pairs", 4),
+        (x, weight[:2], None, result, "pairs", 4),
+        (x[:, :2], weight, None, result, "pairs", 2),
+        (x[:, :3], weight[:, :3], None, result, "pairs", 2),
+        (x[:, :0], weight[:, :0], None, result, "pairs", 2),
+        (x, weight, np.zeros(2, np.uint16), result, "pairs", 4),
+        (x, weight, None, result[:1], "pairs", 4),
+        (x, weight, None, result[0], "pairs", 4),
+        (x, weight, None, result, "pairs", 3),
+        (x, weight, None, result, "pairs", 0),
+        (x, weight, None, result, "rows", 4),
     ):
         with pytest.raises(ValueError, match=r"must|be"):
             _core.kernels_multiply(*arguments, 1)  # type: ignore[arg-type]  # the arrays' types are right
-    with pytest.raises(ValueError, match="even"):
-        _core.kernels_arrange(np.zeros((2, 3), np.uint16), 1)
-    with pytest.raises(ValueError, match="even"):
-        _core.kernels_arrange(np.zeros((3, 2), np.uint16), 1, inner_first=True)
+    with pytest.raises(ValueError, match="for input and result"):
+        _core.kernels_multiply(x, weight, None, result, "pairs", 4, 1, inner_first=True)
+    with pytest.raises(ValueError, match="for input and result"):
+        _core.kernels_multiply(x, np.ascontiguousarray(weight.T), None, result, "pairs", 4, 1)
+    with pytest.raises(TypeError):  # a copy of it would be filled
+        _core.kernels_multiply(x, weight, None, result.astype(np.int64), "pairs", 4, 1)

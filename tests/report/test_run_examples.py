@@ -41,7 +41,8 @@ def launched(name: str, words: tuple[str, ...], path: Path, **more: str) -> subp
     return python(*words, path, cwd=path.parent, with_dynamo=True, **more)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# tests/report/test_run_processes.py runs ranks in less time.
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "ddp")) for one in NAMES])
 def test_the_losses_are_those_with_a_convert_at_the_top(name: str, tmp_path: Path) -> None:
     by_hand = launched(name, (), with_convert_at_its_top(name, tmp_path))
     assert by_hand.returncode == 0, by_hand.stderr

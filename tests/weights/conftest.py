@@ -1,15 +1,14 @@
-"""What the tests of packed weights share."""
+"""What the tests of weights share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 import pytest
 
 from habana_mp.patches.torch import weight_cache
 from helpers import processor
-from helpers.packed import assume
+from helpers.products import assume
 
 
 @pytest.fixture(autouse=True)
@@ -21,21 +20,15 @@ def keep_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def measured_again() -> Iterator[None]:
     yield
-    processor.measure_packing()
+    processor.measure_products()
 
 
-@pytest.fixture(params=get_args(processor.Form))
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What weights are packed for, whatever a measurement would say."""
-    assume(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["panels", "panels in any order"])
-def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own kernels only."""
+@pytest.fixture(params=["own", "own in any order"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's kernels compute products: where they give torch's bits, or with values whose sums are exact."""
     assume(request.param, monkeypatch)
 
 
 @pytest.fixture
 def library() -> None:
-    processor.assume_packing("library")
+    processor.assume_products("library")

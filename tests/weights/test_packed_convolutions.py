@@ -13,7 +13,7 @@ from torch import nn
 from habana_mp import hmp
 from helpers import processor
 from helpers.accelerators import needs_accelerator
-from helpers.packed import BIASES
+from helpers.products import BIASES
 from helpers.weights import packed
 
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
@@ -27,7 +27,11 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again"), needs_accelerator("packed")]
+pytestmark = [
+    pytest.mark.processor,
+    pytest.mark.usefixtures("counted", "measured_again"),
+    needs_accelerator("products"),
+]
 
 
 def convolution(**options: Any) -> nn.Conv2d:

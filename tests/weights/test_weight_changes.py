@@ -33,6 +33,7 @@ from helpers.seeing_changes import (
 )
 from helpers.weight_changes import AT_ONCE, MAIN, POINTERS, PREPARED, WAYS
 from helpers.weight_changes.basics import SIZE, Change, layer, write
+from helpers.weights import products
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -118,42 +119,40 @@ def test_a_change_is_seen_by_views(way: str) -> None:
             assert_seen(of, change, mode, n, use=use, in_part=name == "a part")
 
 
-# ---- packed ----------------------------------------------------------------------------------------------------------
+# ---- read by our kernels ---------------------------------------------------------------------------------------------
 
-#: What runs from a packed weight, in the two ways in which it may lie and by its transposed view, and as our kernels
-#: make it.
-PACKED: dict[str, tuple[Use, Use]] = {
+#: Products with the weight in both ways in which it may lie and by its transposed view, and as our kernels make them.
+PRODUCTS: dict[str, tuple[Use, Use]] = {
     "linear": (F.linear, kernels_product),
     "addmm": (lambda x, w, b: torch.addmm(b, x, w), lambda x, w, b: kernels_product(x, w.T, b)),
     "@ of a view": (lambda x, w, b: x @ w.T, lambda x, w, b: kernels_product(x, w, None)),
 }
-if not _core.kernels_can_multiply():  # then nothing is packed, and all is as torch makes it
-    PACKED = {name: (use, use) for name, (use, _) in PACKED.items()}
-#: So often a weight is used before it is packed, and once more.
-OFTEN = 8
+if not _core.kernels_can_multiply():  # then all is as torch makes it
+    PRODUCTS = {name: (use, use) for name, (use, _) in PRODUCTS.items()}
 
 
 @pytest.fixture
-def packs_whatever_it_can() -> Iterator[None]:
+def own_kernels_in_any_order() -> Iterator[None]:
     """With our kernels wherever they run: what is about changes does not depend on the order of their sums."""
-    processor.assume_packing("panels in any order")
+    processor.assume_products("own in any order")
     yield
-    processor.measure_packing()
+    processor.measure_products()
 
 
-@needs_accelerator("packed")
+@needs_accelerator("products")
 @pytest.mark.processor
-@pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
+@pytest.mark.usefixtures("counted", "parts_of_any_size", "own_kernels_in_any_order")
 @main_ways
-def test_a_change_of_a_packed_weight_is_seen(way: str) -> None:
+def test_a_change_of_a_weight_that_our_kernels_read_is_seen(way: str) -> None:
     hmp.convert()
-    for (use, kernels), mode, before in itertools.product(PACKED.values(), ("no_grad", "inference"), (0, OFTEN)):
+    for (use, kernels), mode, before in itertools.product(PRODUCTS.values(), ("no_grad", "inference"), (0, 3)):
         of = layer()
         for _ in range(before):
             used(of, mode, use)
         change = WAYS[way](of)
         for n in orders_of(way):
-            assert_seen(of, change, mode, n, use=use, times=OFTEN, kernels=kernels)
+            assert_seen(of, change, mode, n, use=use, kernels=kernels)
+    assert (products() > 0) == _core.kernels_can_multiply()
 
 
 # ---- wherever, whenever ----------------------------------------------------------------------------------------------

@@ -24,14 +24,14 @@ _LINEAR = Assumption(
     "torch.linear-builtin",
     assumed="`torch._C._nn.linear` is the builtin that torch.nn.functional has as `linear`",
     check="it is",
-    otherwise="weights of `linear` are not packed",
+    otherwise="`linear` is computed by torch's own function",
 )
 
 _OPERATORS = Assumption(
     "torch.packing-operators",
     assumed="torch.ops.mkldnn has operators that pack weights of linear layers and convolutions, and compute with them",
     check="each is there, with its builtin and the arguments that are given; `_is_mkldnn_bf16_supported` answers",
-    otherwise="weights are not packed for torch's own library, only for our kernels",
+    otherwise="weights are not packed for torch's own library",
 )
 
 
@@ -39,8 +39,8 @@ def _has_linear() -> bool:
     return torch._C._nn.linear is torch.nn.functional.linear
 
 
-#: The torch functions that can run from packed weights. They come from `torch._C`, since a script may have replaced
-#: those in `torch`.
+#: The torch functions that our kernels or packed weights can replace. They come from `torch._C`, since a script may have
+#: replaced those in `torch`.
 _PACKED: dict[str, Any] = {
     **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
     "conv2d": torch._C._VariableFunctions.conv2d,
@@ -84,7 +84,7 @@ class WeightCache(Patch):
             return
         _core.weights_tap(_methods())
         operators = packing_operators() if packed else {}
-        for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
+        for what, function in _PACKED.items() if "products" in _core.accelerators else ():
             plain = _core.unpatched_copy(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.unpatched_copy(torch.ops.aten._unsafe_view.default._op)

@@ -1,7 +1,7 @@
 // Torch's private operators for weights in the layout of its CPU library. Only for this directory.
 #pragma once
 
-#include "accel/packed/packed.hpp"
+#include "accel/products/packed_weights.hpp"
 
 namespace habana_mp::accel {
 
@@ -10,7 +10,7 @@ inline constexpr Py_ssize_t conv_options = 4;
 const PackingOperators& operators_of(Packs what) noexcept;
 
 // True if the library has a packed form of the weight for such calls.
-bool library_packs(const PackedCall& call) noexcept;
+bool library_packs(const WeightCall& call) noexcept;
 
 // True if torch's own function uses its CPU library in this thread, and nothing else decides the precision of its
 // result: the library is enabled, and torch's autocast is off.
@@ -20,10 +20,9 @@ bool is_in_use() noexcept;
 // removed meanwhile.
 
 // Returns the packed form of a cast for such calls.
-Owned pack(PyObject* cast, const PackedCall& call);
-Owned call_packed(const PackedCall& call, PyObject* packed);
-// Calls the torch function with a cast of the weight. If the call was written with a view of the weight, passes the
-// same view of the cast.
-Owned call_plain(const PackedCall& call, PyObject* cast);
+Owned pack(PyObject* cast, const WeightCall& call);
+Owned call_packed(const WeightCall& call, PyObject* packed);
+// Calls the torch function. The weight is in the lower precision.
+Owned call_plain(const WeightCall& call);
 
 }  // namespace habana_mp::accel

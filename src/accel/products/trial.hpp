@@ -8,56 +8,49 @@
 #include <optional>
 #include <vector>
 
-#include "accel/packed/packed.hpp"
+#include "accel/products/call.hpp"
 #include "host/aten.hpp"
+#include "host/modes.hpp"
+#include "host/view.hpp"
 #include "owned.hpp"
-#include "weights/entry.hpp"
 
 namespace habana_mp::accel {
 
-using weights::Entry;
-
-// Calls of one kind: they sum in the same order and take about as long. The library sums one row in another order than
-// several rows, and its order may depend on its number of threads. Torch has a loop of its own for the smallest
-// products.
+// Calls of one kind: they sum in the same order. The library sums one row in another order than several rows, and its
+// order may depend on its number of threads; with AMX's tiles it depends on the exact number of rows. Torch has a loop of
+// its own for the smallest products.
 struct ProductCase {
   Packs what;
-  bool transposed;
+  bool inner_first;  // the weight is [inner][outer] in memory, not [outer][inner]
   std::int64_t outer;
   std::int64_t inner;
-  std::size_t rows;  // the number of binary digits of the row count; for small products 64 plus the row count
+  std::int64_t rows;  // the largest number of rows of such calls
   std::size_t threads;
   bool has_bias;
   bool is_matrix;  // the input has two dimensions
 
   bool operator==(const ProductCase&) const = default;
+
+  // True if the call passes the weight as a transposed view of its memory.
+  [[nodiscard]] bool is_transposed() const { return (what == Packs::linear) == inner_first; }
 };
 struct HashOfProductCase {
   std::size_t operator()(const ProductCase& one) const noexcept {
     const auto outer = static_cast<std::size_t>(one.outer);
     const auto inner = static_cast<std::size_t>(one.inner);
-    const auto what = static_cast<std::size_t>(one.what) * 2 + (one.transposed ? 1U : 0U);
-    return ((outer * 1000003 + inner) * 1000003 + one.rows * 8 + one.threads * 4096 + (what << 20U)) ^
+    const auto what = static_cast<std::size_t>(one.what) * 2 + (one.inner_first ? 1U : 0U);
+    return ((outer * 1000003 + inner) * 1000003 + static_cast<std::size_t>(one.rows) * 8 + one.threads * 4096 + (what << 20U)) ^
            (one.has_bias ? 1U : 0U) ^ (one.is_matrix ? 2U : 0U);
   }
 };
 
-struct Sides {
-  std::int64_t outer;
-  std::int64_t inner;
-};
-// Returns the sides of the weight, a matrix, in such a call.
-inline Sides sides_for(const PackedCall& call, const Entry& entry) {
-  const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
-  return call.is_inner_first() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
-}
-
 // Torch calls its library for 4096 products of two numbers or more; another version may start at a larger number.
 inline constexpr std::int64_t small_product = 1 << 14;
 
-// Returns the kind of a call. Returns nothing if the call is no product, if the input is empty, or if torch sums an
-// input of this layout in another order.
-std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call);
+// Returns the kind of a product. Returns nothing if the input or the weight has a layout for which torch sums in
+// another order, or adds a bias after rounding; if one of them is empty or not on the CPU; or if the bias has another
+// form than a layer's bias.
+std::optional<ProductCase> product_case_of(const WeightCall& call);
 
 // The rows of an input in memory.
 struct Rows {
@@ -71,10 +64,6 @@ inline constexpr std::int32_t most_dimensions = 8;
 // rows of a tensor with more dimensions must be adjacent.
 std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length);
 
-// True if the rows of an input have a layout for which torch's function gives the same bits as packed weights. For
-// other layouts torch sums in another order, or adds a bias after rounding.
-bool has_supported_rows(PyObject* input) noexcept;
-
 // Returns the address of the values of a contiguous bfloat16 tensor on the CPU; null for any other tensor.
 void* values_of(PyObject* tensor);
 
@@ -82,13 +71,10 @@ void* values_of(PyObject* tensor);
 // sums.
 class ProductTrial {
  public:
-  ProductTrial(const ProductCase& one, const PackedCall& like);
+  ProductTrial(const ProductCase& one, const WeightCall& like);
 
-  // Returns the weight, in the layout that the weight of such calls has. Null if it could not be made.
-  [[nodiscard]] PyObject* weight() const { return has_values_ ? weight_.get() : nullptr; }
-  // Returns the weight as the call passes it: the weight itself or its transposed view.
-  [[nodiscard]] PyObject* given() const { return given_.get(); }
-  [[nodiscard]] const PackedCall& call() const { return call_; }
+  // Returns the call. Its weight is null if it could not be made.
+  [[nodiscard]] const WeightCall& call() const { return call_; }
   [[nodiscard]] std::int64_t rows() const { return host::count_elements(input_.get()) / case_.inner; }
 
   // Passes results of torch's function to `compare`, for one input after the other until enough values are compared,
@@ -103,10 +89,11 @@ class ProductTrial {
   ProductCase case_;
   Owned bias_;
   Owned weight_;
-  Owned given_;  // the weight, or its transposed view
+  Owned given_;  // the weight or its transposed view, as the call passes it
   Owned input_;
   bool has_values_;
-  PackedCall call_;
+  bool large_ends_ = false;
+  WeightCall call_;
 };
 
 }  // namespace habana_mp::accel

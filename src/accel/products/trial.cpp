@@ -1,18 +1,19 @@
-#include "accel/packed/trial.hpp"
+#include "accel/products/trial.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <vector>
 
-#include "accel/packed/library.hpp"
-#include "accel/packed/probe.hpp"
+#include "accel/products/library.hpp"
+#include "accel/products/probe.hpp"
+#include "kernels/product.hpp"
 
 namespace habana_mp::accel {
 
 namespace {
 
-Owned make_input(const PackedCall& like) {
+Owned make_input(const WeightCall& like) {
   DLTensor view;
   if (!host::view_on_cpu(like.input, view)) return nullptr;
   const std::vector<std::int64_t> sizes(view.shape, view.shape + view.ndim);
@@ -55,36 +56,45 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
   return rows;
 }
 
-std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call) {
-  DLTensor view;
-  if (!call.is_product() || entry.geometry.sizes.size() != 2 || !host::view_on_cpu(call.input, view)) {
+std::optional<ProductCase> product_case_of(const WeightCall& call) {
+  DLTensor input;
+  DLTensor weight;
+  if (!call.is_product() || !host::view_on_cpu(call.input, input) || !host::view_on_cpu(call.weight, weight) ||
+      weight.ndim != 2 || host::is_negative(call.input) || host::is_negative(call.weight)) {
     return std::nullopt;
   }
-  const auto [outer, inner] = sides_for(call, entry);
-  const std::optional<Rows> rows = rows_of(view, inner);
+  const bool is_linear = call.what == Packs::linear;
+  const std::int64_t outer = weight.shape[is_linear ? 0 : 1];
+  const std::int64_t inner = weight.shape[is_linear ? 1 : 0];
+  const bool is_transposed = weight.strides != nullptr && weight.strides[1] != 1;
+  // The weight's rows or columns are adjacent, without gaps.
+  if (weight.strides != nullptr && (weight.strides[is_transposed ? 0 : 1] != 1 ||
+                                    weight.strides[is_transposed ? 1 : 0] != weight.shape[is_transposed ? 0 : 1])) {
+    return std::nullopt;
+  }
+  const std::optional<Rows> rows = rows_of(input, inner);
   if (!rows || rows->count == 0) return std::nullopt;
   const bool wants_matrix = call.what == Packs::addmm || call.what == Packs::mm;
-  if (wants_matrix && view.ndim != 2) return std::nullopt;
-  constexpr std::size_t most_digits = 64;
-  const auto count = static_cast<std::size_t>(rows->count);
-  const auto digits = static_cast<std::size_t>(std::bit_width(count));
-  const std::size_t kind = rows->count * inner * outer <= small_product ? most_digits + count : digits;
+  if (wants_matrix && input.ndim != 2) return std::nullopt;
+  const bool has_bias = call.bias != Py_None;
+  DLTensor bias;
+  if (has_bias && (host::is_negative(call.bias) || !host::view_on_cpu(call.bias, bias) || bias.ndim != 1 ||
+                   !host::is_contiguous(bias) || bias.shape[0] != outer)) {
+    return std::nullopt;
+  }
+  constexpr std::int64_t most_exact_rows = 32;
+  const std::int64_t count = rows->count;
+  const bool is_exact = count <= most_exact_rows || kernels::has_tiles() || count * inner * outer <= small_product;
   return ProductCase{
       .what = call.what,
-      .transposed = call.transposed,
+      .inner_first = is_linear == is_transposed,
       .outer = outer,
       .inner = inner,
-      .rows = kind,
+      .rows = is_exact ? count : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count))),
       .threads = host::torch_threads(),
-      .has_bias = call.bias != Py_None,
-      .is_matrix = view.ndim == 2,
+      .has_bias = has_bias,
+      .is_matrix = input.ndim == 2,
   };
-}
-
-bool has_supported_rows(PyObject* input) noexcept {
-  DLTensor view;
-  if (!host::view_on_cpu(input, view) || view.ndim < 2) return false;
-  return rows_of(view, view.shape[view.ndim - 1]).has_value();
 }
 
 void* values_of(PyObject* tensor) {
@@ -96,28 +106,27 @@ void* values_of(PyObject* tensor) {
   return static_cast<char*>(view.data) + view.byte_offset;
 }
 
-ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
+ProductTrial::ProductTrial(const ProductCase& one, const WeightCall& like)
     : case_(one),
       bias_(one.has_bias ? host::new_empty(like.bias, std::array{one.outer}) : Owned::borrowed(Py_None)),
-      weight_(host::new_empty(
-          like.input, like.is_inner_first() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
-      given_(one.transposed ? transposed(weight_.get()) : Owned::borrowed_or_null(weight_.get())),
+      weight_(host::new_empty(like.input, one.inner_first ? std::array{one.inner, one.outer}
+                                                          : std::array{one.outer, one.inner})),
+      given_(one.is_transposed() ? transposed(weight_.get()) : Owned::borrowed_or_null(weight_.get())),
       input_(make_input(like)),
       has_values_(values_of(weight_.get()) != nullptr && given_ && values_of(input_.get()) != nullptr &&
                   (!one.has_bias || values_of(bias_.get()) != nullptr)),
-      call_{one.what, input_.get(), weight_.get(), bias_.get(), nullptr, one.transposed} {
-  if (has_values_) fill_weight();
+      call_{one.what, input_.get(), has_values_ ? given_.get() : nullptr, bias_.get()} {
 }
 
 void ProductTrial::fill_weight() {
   auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));
-  if (!call_.is_inner_first()) {
-    fill_with_cancelling_sums(values, case_.outer, case_.inner, false, 0);
+  if (!case_.inner_first) {
+    fill_with_cancelling_sums(values, case_.outer, case_.inner, false, 0, large_ends_);
     return;
   }
   const std::int64_t different = std::min(case_.outer, different_rows);
   std::vector<std::uint16_t> rows(static_cast<std::size_t>(different * case_.inner));
-  fill_with_cancelling_sums(rows.data(), different, case_.inner, false, 0);
+  fill_with_cancelling_sums(rows.data(), different, case_.inner, false, 0, large_ends_);
   for (std::int64_t k = 0; k < case_.inner; ++k) {
     std::uint16_t* const row = values + k * case_.outer;
     for (std::int64_t j = 0; j < different; ++j) row[j] = rows[static_cast<std::size_t>(j * case_.inner + k)];
@@ -129,17 +138,22 @@ void ProductTrial::fill_weight() {
 bool ProductTrial::show(const std::function<bool(PyObject* expected)>& compare) {
   if (!has_values_) return false;
   constexpr std::int64_t least_compared = 256;
-  std::int64_t compared = 0;
-  for (std::uint64_t seed = 1; compared < least_compared; ++seed) {
-    if (!show_one(seed, false, compare)) return false;
-    compared += std::min(rows(), different_rows) * std::min(case_.outer, different_rows);
+  for (const bool large_ends : {true, false}) {
+    if (large_ends && !has_large_ends(case_.inner)) continue;
+    large_ends_ = large_ends;
+    fill_weight();
+    std::int64_t compared = 0;
+    for (std::uint64_t seed = 1; compared < least_compared; ++seed) {
+      if (!show_one(seed, false, compare)) return false;
+      compared += std::min(rows(), different_rows) * std::min(case_.outer, different_rows);
+    }
   }
   return show_one(0, true, compare);
 }
 
 bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare) {
   fill(seed, denormal);
-  const Owned expected = call_plain(call_, given_.get());
+  const Owned expected = call_plain(call_);
   return expected && compare(expected.get());
 }
 
@@ -147,7 +161,7 @@ bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::functi
 // which some kernels treat as zero, and the bias is zero.
 void ProductTrial::fill(std::uint64_t seed, bool denormal) {
   auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
-  fill_with_cancelling_sums(input, rows(), case_.inner, true, seed);
+  fill_with_cancelling_sums(input, rows(), case_.inner, true, seed, large_ends_);
   if (denormal) {
     // Removes the signs, so that the values do not cancel.
     const std::int64_t count = rows() * case_.inner;

@@ -1,11 +1,10 @@
-"""Layers and products whose weights are packed, and the same layers and products computed by hand."""
+"""Products with weights, as layers and as user code writes them, and the same products computed by hand."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +14,12 @@ from torch import nn
 from habana_mp import hmp
 from helpers import processor
 from helpers.processor import Call
-from helpers.weights import packed
-
-Layer = TypeVar("Layer", "nn.Linear", "Weighted")
+from helpers.weights import products
 
 
 def assume(form: processor.Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor.assume_packing(form)
-    if form == "panels in any order":
+    processor.assume_products(form)
+    if form == "own in any order":
         draw_short_numbers(monkeypatch)
 
 
@@ -43,30 +40,6 @@ def draw_short_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "reset_parameters", reset)
 
 
-def is_packed_for(layer: nn.Linear | Weighted, x: torch.Tensor) -> bool:
-    """True if the layer must be packed here after some calls with these rows."""
-    has_bias = layer.bias is not None
-    product = Product(F.linear, turned=False, bias=has_bias) if isinstance(layer, nn.Linear) else layer.product
-    outer, inner = layer.weight.shape[::-1] if product.turned else layer.weight.shape
-    return processor.packs(product.call, x, (outer, inner), turned=product.turned, bias=product.bias)
-
-
-def changes_over(calls: Iterable[object]) -> int:
-    """Returns how often a weight was packed or unpacked during these calls."""
-    counts = [packed(), *(packed() for _ in calls)]
-    return sum(one != other for one, other in itertools.pairwise(counts))
-
-
-def called_often(layer: Layer, width: int = 144) -> Layer:
-    """Calls the layer until it is packed, if this processor packs it."""
-    hmp.convert()
-    with torch.no_grad():
-        for _ in range(8):
-            layer(torch.randn(2, width))
-    assert packed() == is_packed_for(layer, torch.randn(2, width))
-    return layer
-
-
 def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
     assert result.dtype is torch.bfloat16
     assert result.stride() == expected.stride()
@@ -75,21 +48,11 @@ def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def linear_by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """Computes a layer in bfloat16. Without a gradient of the weight, torch computes some products differently."""
-    bias = None if layer.bias is None else layer.bias.detach().bfloat16()
-    return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16().requires_grad_(), bias)
-
-
-def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.Linear:
-    torch.manual_seed(0)
-    return called_often(nn.Linear(shape[1], shape[0], bias=bias), shape[1])
-
-
-def assert_calls_are_right(layer: nn.Linear, x: torch.Tensor) -> None:
-    """Asserts the result of each call. It makes enough calls for the layer to be packed."""
-    with torch.no_grad():
-        for _ in range(8):
-            assert torch.equal(layer(x), linear_by_hand(layer, x))
+    """Computes a layer in bfloat16 by torch alone. Without a gradient of the weight, torch computes some products
+    differently."""
+    with hmp.disable_casts():
+        bias = None if layer.bias is None else layer.bias.detach().bfloat16()
+        return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16().requires_grad_(), bias)
 
 
 INPUTS: dict[str, Callable[[], torch.Tensor]] = {
@@ -119,16 +82,6 @@ INPUTS: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-def assert_a_recorded_call_brings_the_plain_cast_back(layer: nn.Linear | Weighted, call: Call) -> None:
-    x = torch.randn(3, 144)
-    layer(x).sum().backward()
-    assert packed() == 0
-    gradient, layer.weight.grad = layer.weight.grad, None
-    hmp.restore()
-    call(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).sum().backward()
-    assert torch.equal(gradient, layer.weight.grad)
-
-
 BIASES: dict[str, Callable[[], torch.Tensor]] = {
     "a column": lambda: torch.randn(160, 1),
     "a matrix": lambda: torch.randn(160, 160),
@@ -149,6 +102,8 @@ class Product:
 
 
 PRODUCTS = {
+    "F.linear": Product(lambda x, w, b: F.linear(x, w, b), turned=False, bias=True),
+    "F.linear, without bias": Product(lambda x, w, b: F.linear(x, w), turned=False),
     "torch.addmm": Product(lambda x, w, b: torch.addmm(b, x, w), matrix_only=True, bias=True),
     "addmm as a method": Product(lambda x, w, b: b.addmm(x, w), matrix_only=True, bias=True),
     "torch.addmm, of a view": Product(
@@ -179,5 +134,27 @@ class Weighted(nn.Module):
         return self.product.call(x, self.weight, self.bias)
 
     def by_hand(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight.detach().clone().bfloat16().requires_grad_()
-        return self.product.call(x.bfloat16(), weight, self.bias.detach().bfloat16())
+        """Computes the product in bfloat16 by torch alone."""
+        with hmp.disable_casts():
+            weight = self.weight.detach().clone().bfloat16().requires_grad_()
+            return self.product.call(x.bfloat16(), weight, self.bias.detach().bfloat16())
+
+    def is_served(self, x: torch.Tensor) -> bool:
+        """True if the package's kernels must compute this call here."""
+        product = self.product
+        outer, inner = self.weight.shape[::-1] if product.turned else self.weight.shape
+        return processor.own_kernels_serve(product.call, x, (outer, inner), turned=product.turned, bias=product.bias)
+
+
+#: Of the inputs, those whose rows lie so that the package's kernels take them.
+IN_ROWS = {"one row", "rows", "many rows", "a batch", "four dimensions", "bfloat16", "rows of something wider"}
+
+
+def assert_call_is_right(layer: Weighted, x: torch.Tensor, *, served: bool | None = None) -> None:
+    """Asserts the bits of the result. ``served``: whether the package's kernels must compute it, if that matters."""
+    before = products()
+    result = layer(x)
+    now = products()
+    assert_same_bits(result, layer.by_hand(x))
+    if served is not None:
+        assert now - before == served

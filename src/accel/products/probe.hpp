@@ -14,12 +14,16 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
 
 // Fills one side of a product, [rows][inner], in the same way. In the product of an input that is `reversed` and a
 // weight that is not, the second half of each sum cancels the first half, in another order. Only rounding errors
-// remain, so the results show the order of the sums. A value without a partner is zero. If the end of a row does not
-// fill a block of `smallest_block`, it cancels by itself. Its values are so large that the result depends on whether
-// the sum before them was already added.
+// remain, so the results show the order of the sums. A value without a partner is zero. With `large_ends`, the end of a
+// row that does not fill a block of `smallest_block` cancels by itself. Its values are so large that the result depends
+// on whether the sum before them was already added, and hardly on the order before that.
 void fill_with_cancelling_sums(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
-                               std::uint64_t seed);
+                               std::uint64_t seed, bool large_ends);
 inline constexpr std::int64_t smallest_block = 256;
+
+// True if rows of this length have large ends.
+inline bool has_large_ends(std::int64_t inner) noexcept { return inner > smallest_block && inner % smallest_block != 0; }
+
 // This many rows differ from each other; the others are copies.
 inline constexpr std::int64_t different_rows = 61;
 

@@ -1,4 +1,4 @@
-#include "accel/packed/packed.hpp"
+#include "accel/products/packed_weights.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "accel/packed/image_order.hpp"
-#include "accel/packed/library.hpp"
-#include "accel/packed/panels.hpp"
-#include "accel/packed/probe.hpp"
-#include "accel/packed/trial.hpp"
+#include "accel/products/image_order.hpp"
+#include "accel/products/library.hpp"
+#include "accel/products/own_products.hpp"
+#include "accel/products/probe.hpp"
+#include "accel/products/trial.hpp"
 #include "errors.hpp"
 #include "kernels/product.hpp"
 #include "stopwatch.hpp"
@@ -20,8 +20,10 @@ namespace habana_mp::accel {
 
 using weights::cache;
 using weights::counts;
+using weights::Entry;
 using weights::entry_of;
 using weights::is_unchanged;
+using weights::Layout;
 
 namespace {
 
@@ -59,7 +61,7 @@ PyObject* verdicts() {
 // Returns the options for which a packed form is valid: an empty tuple for a product, else (stride, padding, dilation,
 // groups). For reordered images they include the input's sizes and the number of threads, since the order of sums
 // depends on both, and was shown to be the same only for these. Returns null if that fails.
-Owned options_of(const PackedCall& call) {
+Owned options_of(const WeightCall& call) {
   if (call.is_product()) return Owned(PyTuple_New(0));
   PyObject* const* options = call.options;
   if (!call.reorders) return Owned(PyTuple_Pack(conv_options, options[0], options[1], options[2], options[3]));
@@ -73,7 +75,7 @@ Owned options_of(const PackedCall& call) {
 
 // Returns the key of a measurement. It contains the number of binary digits of the input's size. Returns null if that
 // fails.
-Owned case_of(const Entry& entry, const PackedCall& call) {
+Owned case_of(const Entry& entry, const WeightCall& call) {
   const auto digits = std::bit_width(static_cast<std::uint64_t>(host::count_elements(call.input)));
   const Owned options = options_of(call);
   if (!options) return nullptr;
@@ -87,9 +89,9 @@ Owned case_of(const Entry& entry, const PackedCall& call) {
 NeverDestroyed<std::unordered_map<ProductCase, bool, HashOfProductCase>> all_orders_of_sums;
 std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() { return *all_orders_of_sums; }
 
-std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
+std::optional<bool> known_to_sum_alike(const Entry& entry, const WeightCall& call) {
   if (!call.is_product()) return true;
-  const std::optional<ProductCase> one = product_case_of(entry, call);
+  const std::optional<ProductCase> one = product_case_of(call);
   if (!one || entry.elements > most_elements_for_library) return false;
   const auto found = orders_of_sums().find(*one);
   return found == orders_of_sums().end() ? std::nullopt : std::optional(found->second);
@@ -97,11 +99,11 @@ std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& cal
 
 // True if the sums are in the same order. If this is not known, tries it with other values than the call's. Other code
 // may run meanwhile. An interrupt leaves its exception set.
-bool sums_alike(const Entry& entry, const PackedCall& call) {
+bool sums_alike(const Entry& entry, const WeightCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
-  const std::optional<ProductCase> one = product_case_of(entry, call);
+  const std::optional<ProductCase> one = product_case_of(call);
   ProductTrial trial(*one, call);
-  const Owned packed = trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call());
+  const Owned packed = trial.call().weight == nullptr ? nullptr : pack(trial.call().weight, trial.call());
   const bool alike = packed && trial.show([&](PyObject* expected) {
     const Owned made = call_packed(trial.call(), packed.get());
     return are_same(made.get(), expected);
@@ -123,10 +125,10 @@ Verdict verdict_on(const Owned& one_case) {
 // True if the packed weight gives the same bits. With reordered images a convolution may sum in another order. Then
 // about one of ten thousand results differs, so enough results are compared to be sure. The weight's own values are not
 // used, since they may all be equal at this time.
-bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
+bool gives_the_same_bits(const WeightCall& call, PyObject* cast) {
   constexpr int probes = 5;
   constexpr std::int64_t least_compared = std::int64_t{1} << 17;
-  PackedCall probe = call;
+  WeightCall probe = call;
   void* values = nullptr;
   void* weights = nullptr;
   DLTensor view;
@@ -134,12 +136,13 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   probe.input = input.get();
   const Owned weight = host::view_on_cpu(cast, view) ? host::allocate_like(view, Kind::bf16, weights) : nullptr;
   if (weight) fill_with_noise(weights, host::count_elements(weight.get()), probes + 1);
+  probe.weight = weight.get();
   const Owned packed = weight ? pack(weight.get(), call) : nullptr;
   bool same = input && packed;
   std::int64_t compared = 0;
   for (std::uint64_t seed = 1; same && compared < least_compared && seed <= probes; ++seed) {
     fill_with_noise(values, host::count_elements(probe.input), seed);
-    const Owned plain = call_plain(probe, weight.get());
+    const Owned plain = call_plain(probe);
     const Owned from_packed = plain ? call_packed(probe, packed.get()) : nullptr;
     same = are_same(plain.get(), from_packed.get());
     compared += same ? host::count_elements(plain.get()) : 0;
@@ -149,13 +152,15 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
 
 // True if the packed weight is faster. Compares the shortest of several calls that are made in turn, since other work
 // on this machine can only make a call longer.
-bool is_faster_packed(const PackedCall& call, PyObject* cast, PyObject* packed) {
+bool is_faster_packed(const WeightCall& call, PyObject* cast, PyObject* packed) {
   if (call.reorders && !gives_the_same_bits(call, cast)) return false;
   if (assumed != Assumed::measured) return assumed == Assumed::library;
+  WeightCall with_cast = call;
+  with_cast.weight = cast;
   double plain = 1e9;
   double from_packed = 1e9;
   for (int i = 0; i < 5; ++i) {
-    const double one = time_of([&] { return call_plain(call, cast); });
+    const double one = time_of([&] { return call_plain(with_cast); });
     const double other = time_of([&] { return call_packed(call, packed); });
     if (one < 0 || other < 0) return false;
     plain = std::min(plain, one);
@@ -164,20 +169,8 @@ bool is_faster_packed(const PackedCall& call, PyObject* cast, PyObject* packed) 
   return from_packed * required_speedup < plain;
 }
 
-// Brings the weight into the layout of our own kernels if these are the best for this call.
-void consider_panels(Entry& entry, const PackedCall& call) {
-  if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
-  std::optional<PanelVerdict> verdict = known_verdict(entry, call);
-  const Owned cast = Owned::borrowed(entry.cast.get());
-  Owned panels;
-  if (!verdict) verdict = try_panels(entry, call);
-  if (verdict && verdict->is_faster) panels = make_panels(cast.get(), call.is_inner_first());
-  // The cast may have been replaced meanwhile. No other code runs between this check and the change.
-  if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
-}
-
 // Packs the weight with torch's operators if that is faster for this call.
-void consider_library(Entry& entry, const PackedCall& call) {
+void pack_if_faster(Entry& entry, const WeightCall& call) {
   if (!library_packs(call) || entry.elements < least_elements_to_pack) return;
   Owned one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
@@ -197,13 +190,13 @@ void consider_library(Entry& entry, const PackedCall& call) {
   drop_error();
   one_case.reset();
   Owned options = worth && !interrupted ? options_of(call) : nullptr;
-  // The cast may have been replaced meanwhile, as in consider_panels.
+  // The cast may have been replaced meanwhile. No other code runs between this check and the change.
   if (options && entry.cast.get() == cast.get()) {
     entry.hold(std::move(packed), std::move(holder), Layout::library, std::move(options));
   }
 }
 
-bool options_match(PyObject* packed_for, const PackedCall& call) {
+bool options_match(PyObject* packed_for, const WeightCall& call) {
   if (call.is_product()) return PyTuple_GET_SIZE(packed_for) == 0;
   const Owned options = options_of(call);
   const int equal = options ? PyObject_RichCompareBool(packed_for, options.get(), Py_EQ) : 0;
@@ -211,73 +204,62 @@ bool options_match(PyObject* packed_for, const PackedCall& call) {
   return equal == 1;
 }
 
-bool is_packed_for(const Entry& entry, const PackedCall& call) {
+bool is_packed_for(const Entry& entry, const WeightCall& call) {
   if (!entry.has(Layout::library) || !library_packs(call)) return false;
   const Owned packed_for = Owned::borrowed(entry.packed_for.get());
   return options_match(packed_for.get(), call);
 }
 
-// True if this call can be computed from a packed weight as it is. False if the input's values count as negated, if the
-// bias has another form than a layer's bias, or if torch sums an input of this layout in another order.
-bool is_plain_call(const PackedCall& call, const Entry& entry) {
+// True if this call can be computed from a packed weight as it is. False if the input's values count as negated, or if
+// the bias has another form than a layer's bias.
+bool is_plain_call(const WeightCall& call, const Entry& entry) {
   if (host::is_negative(call.input)) return false;
-  if (call.is_product() && !has_supported_rows(call.input)) return false;
   if (call.bias == Py_None) return true;
   DLTensor bias;
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
   return !host::is_negative(call.bias) && host::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
-         host::is_contiguous(bias) && !sizes.empty() &&
-         bias.shape[0] == (call.is_inner_first() ? sizes.back() : sizes.front());
+         host::is_contiguous(bias) && !sizes.empty() && bias.shape[0] == sizes.front();
 }
 
 }  // namespace
 
-void assume_packing(Assumed wanted) noexcept {
+void assume_products(Assumed wanted) noexcept {
   assumed = wanted;
   PyDict_Clear(verdicts());
   orders_of_sums().clear();
-  forget_panel_verdicts();
+  forget_sums();
 }
 
-Assumed assumed_packing() noexcept { return assumed; }
+Assumed assumed_products() noexcept { return assumed; }
 
-bool may_pack(const PackedCall& call) noexcept {
-  return operators_of(call.what).plain && (library_packs(call) || (call.is_product() && kernels::can_multiply()));
+bool may_multiply(const WeightCall& call) noexcept {
+  return call.is_product() && operators_of(call.what).plain && kernels::can_multiply() &&
+         (assumed == Assumed::measured || assumed == Assumed::own_in_any_order);
 }
 
-bool may_be_packed(const PackedCall& call, Kind to) {
+bool may_pack(const WeightCall& call) noexcept {
+  return operators_of(call.what).plain && library_packs(call) && assumed != Assumed::nothing &&
+         (!call.is_product() || assumed == Assumed::library || !kernels::can_multiply());
+}
+
+bool may_be_packed(const WeightCall& call, Kind to) {
   if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
-  if (known == nullptr || !known->cast) return false;
-  if (known->layout != Layout::plain && !is_unchanged(*known, call.weight)) return false;
-  if (known->layout == Layout::plain &&
-      (known->elements < least_elements_to_try || known->untracked_uses < quiet_uses_before_packing(*known))) {
-    return false;
-  }
-  if (!is_in_use() || !is_plain_call(call, *known)) return false;
-  if (known->layout == Layout::panels || known->layout == Layout::inner_first) {
-    if (known->layout != panels_for(call)) return false;
-    const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
-    return verdict ? verdict->is_faster : may_try_panels(*known, call);
-  }
-  if (known->layout == Layout::plain) {
-    if (call.is_product() && may_try_panels(*known, call)) {
-      const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
-      if (!verdict || verdict->is_faster) return true;
-    }
-    if (!library_packs(call) || known->elements < least_elements_to_pack) return false;
-    if (known_to_sum_alike(*known, call) == false) return false;
-    // If the weight is in channels-last order, so is the result, whatever the order of the input.
-    if (call.reorders && !is_channels_first(known->cast.get())) return false;
-  }
+  if (known == nullptr || !known->cast || known->elements < least_elements_to_pack) return false;
+  const bool is_packed = known->layout == Layout::library;
+  if (is_packed && !is_unchanged(*known, call.weight)) return false;
+  if (!is_packed && known->untracked_uses < quiet_uses_before_packing(*known)) return false;
+  if (!is_in_use() || !is_plain_call(call, *known) || known_to_sum_alike(*known, call) == false) return false;
+  // If the weight is in channels-last order, so is the result, whatever the order of the input.
+  if (!is_packed && call.reorders && !is_channels_first(known->cast.get())) return false;
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may run other code
-  if (entry->layout == Layout::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
+  if (is_packed) return is_packed_for(*entry, call);
   const Verdict verdict = verdict_on(case_of(*entry, call));
   if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed_kinds) return false;
   return verdict != Verdict::is_not;
 }
 
-Owned compute_from_packed(const PackedCall& call, Kind to) {
+Owned compute_from_packed(const WeightCall& call, Kind to) {
   const auto found = cache().entries.find({call.weight, to});
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;
@@ -285,22 +267,15 @@ Owned compute_from_packed(const PackedCall& call, Kind to) {
   if (!entry.cast) return nullptr;
   if (entry.layout == Layout::plain) {
     if (host::count_elements(call.input) == 0 || !is_unchanged(entry, call.weight)) return nullptr;
-    if (call.is_product()) consider_panels(entry, call);
-    if (entry.layout == Layout::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
+    pack_if_faster(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  std::optional<PanelVerdict> verdict;
-  if (entry.has(panels_for(call))) {
-    verdict = known_verdict(entry, call);
-    if (!verdict) verdict = try_panels(entry, call);
-    if (!verdict || !verdict->is_faster || !entry.has(panels_for(call))) return nullptr;
-  } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Layout::library)) {
+  if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Layout::library) ||
+      !is_unchanged(entry, call.weight)) {
     return nullptr;
   }
-  if (!is_unchanged(entry, call.weight)) return nullptr;
   const Owned packed = Owned::borrowed(entry.cast.get());
-  Owned result = verdict ? multiply_panels(call, packed.get(), sides_for(call, entry), verdict->sums)
-                         : call_packed(call, packed.get());
+  Owned result = call_packed(call, packed.get());
   if (!result) {
     // The ordinary call raises the error.
     drop_error();

@@ -1,10 +1,10 @@
-#include "accel/packed/library.hpp"
+#include "accel/products/library.hpp"
 
 #include <array>
 #include <iterator>
 #include <utility>
 
-#include "accel/packed/image_order.hpp"
+#include "accel/products/image_order.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
 #include "host/modes.hpp"
@@ -24,7 +24,7 @@ Owned call_operator(const Owned& one, PyObject* const* values, std::size_t count
   return Owned(PyObject_Vectorcall(held.get(), values, count, nullptr));
 }
 
-Owned call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
+Owned call_packed_as_it_lies(const WeightCall& call, PyObject* packed) {
   static PyObject* const none = interned("none");
   static PyObject* const no_scalars = checked(PyTuple_New(0));
   static PyObject* const no_algorithm = interned("");
@@ -49,9 +49,9 @@ void set_packing(Packs what, PackingOperators wanted) noexcept {
 
 const PackingOperators& operators_of(Packs what) noexcept { return (*operators)[static_cast<std::size_t>(what)]; }
 
-bool library_packs(const PackedCall& call) noexcept { return operators_of(call.what).call && !call.transposed; }
+bool library_packs(const WeightCall& call) noexcept { return static_cast<bool>(operators_of(call.what).call); }
 
-Owned pack(PyObject* cast, const PackedCall& call) {
+Owned pack(PyObject* cast, const WeightCall& call) {
   const Owned& pack_it = operators_of(call.what).pack;
   if (call.what == Packs::linear) {
     PyObject* const values[] = {cast, Py_None};
@@ -63,23 +63,23 @@ Owned pack(PyObject* cast, const PackedCall& call) {
   return call_operator(pack_it, values, 6);
 }
 
-Owned call_packed(const PackedCall& call, PyObject* packed) {
+Owned call_packed(const WeightCall& call, PyObject* packed) {
   if (!call.reorders) return call_packed_as_it_lies(call, packed);
   const tensor::Transient input(channels_last_transient(call.input, Kind::bf16), true);
   if (!input) return nullptr;
-  PackedCall reordered = call;
+  WeightCall reordered = call;
   reordered.input = input.get();
   const Owned made = call_packed_as_it_lies(reordered, packed);
   return made ? channels_first(made.get(), Kind::bf16) : nullptr;
 }
 
-Owned call_plain(const PackedCall& call, PyObject* cast) {
+Owned call_plain(const WeightCall& call) {
   const Owned& plain = operators_of(call.what).plain;
   if (call.what == Packs::addmm) {
-    PyObject* const values[] = {call.bias, call.input, cast};
+    PyObject* const values[] = {call.bias, call.input, call.weight};
     return call_operator(plain, values, std::size(values));
   }
-  PyObject* values[3 + conv_options] = {call.input, cast, call.bias};
+  PyObject* values[3 + conv_options] = {call.input, call.weight, call.bias};
   std::size_t count = call.what == Packs::mm || call.what == Packs::matmul ? 2 : 3;
   if (call.what == Packs::conv2d) {
     for (Py_ssize_t i = 0; i < conv_options; ++i) values[count++] = call.options[i];

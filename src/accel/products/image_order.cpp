@@ -1,4 +1,4 @@
-#include "accel/packed/image_order.hpp"
+#include "accel/products/image_order.hpp"
 
 #include <algorithm>
 #include <array>

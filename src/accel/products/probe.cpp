@@ -1,4 +1,4 @@
-#include "accel/packed/probe.hpp"
+#include "accel/products/probe.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -31,8 +31,8 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
 }
 
 void fill_with_cancelling_sums(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
-                               std::uint64_t seed) {
-  const std::int64_t rest = inner > smallest_block ? inner % smallest_block : 0;
+                               std::uint64_t seed, bool large_ends) {
+  const std::int64_t rest = large_ends && has_large_ends(inner) ? inner % smallest_block : 0;
   auto* const first = static_cast<std::uint16_t*>(bf16_values);
   fill_with_noise(first, std::min(rows, different_rows) * inner, seed);
   // Both sides use the same order.

@@ -1,0 +1,438 @@
+"""Products with weights by the package's kernels, which read the weight as it lies: the bits of torch's functions."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import _core, hmp
+from helpers import processor
+from helpers.accelerators import needs_accelerator
+from helpers.products import (
+    BIASES,
+    IN_ROWS,
+    INPUTS,
+    PRODUCTS,
+    Product,
+    Weighted,
+    assert_call_is_right,
+    assert_same_bits,
+)
+from helpers.weights import kept, products
+
+pytestmark = [
+    pytest.mark.processor,
+    pytest.mark.usefixtures("counted", "measured_again"),
+    needs_accelerator("products"),
+]
+
+LINEAR = PRODUCTS["F.linear"]
+
+
+@pytest.fixture(params=PRODUCTS)
+def product(request: pytest.FixtureRequest) -> Product:
+    return PRODUCTS[request.param]
+
+
+SOME = ("F.linear", "torch.addmm", "@, of a view")
+some_products = pytest.mark.parametrize("product", [PRODUCTS[name] for name in SOME], ids=SOME)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restores the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own")
+def test_a_product_gives_the_same_bits_from_the_first_call_on(product: Product) -> None:
+    layer = Weighted(product)
+    hmp.convert()
+    with torch.no_grad():
+        for name, make in INPUTS.items():
+            x = make()
+            if x.ndim != 2 and product.matrix_only:
+                with pytest.raises(RuntimeError, match=r"matrix|matrices|2-D|dtype"):
+                    layer(x)
+                continue
+            for _ in range(2):
+                assert_call_is_right(layer, x, served=layer.is_served(x) if name in IN_ROWS else None)
+
+
+SHAPES = [(30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (1100, 2048)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("threads")
+def test_a_weight_of_any_shape_gives_the_same_bits(shape: tuple[int, int]) -> None:
+    hmp.convert()
+    names = ("F.linear", "torch.addmm", "@, of a view", "F.linear, of a view")
+    for count, name in zip((1, 2, 1, 2), names, strict=True):
+        torch.set_num_threads(count)
+        layer = Weighted(PRODUCTS[name], shape)
+        with torch.no_grad():
+            for rows in (1, 2, 3, 7, 1, 17, 133):
+                assert_call_is_right(layer, torch.randn(rows, shape[1]))
+            for rows in (1, 4):
+                assert_call_is_right(layer, torch.full((rows, shape[1]), 1e-39))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (40, 8), (10, 64), (3, 200), (5, 270)])
+def test_a_small_product_has_the_bits_of_torchs_own_loop(shape: tuple[int, int]) -> None:
+    hmp.convert()
+    outer, inner = shape
+    for rows, name in itertools.product((1, 2, 4), ("F.linear", "F.linear, without bias")):
+        layer = Weighted(PRODUCTS[name], shape)
+        x, weight, bias = processor.sums_of_rounding(torch.empty(rows, inner), outer, seed=rows)
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+            assert_call_is_right(layer, x, served=layer.is_served(x))
+
+
+def sums_of_rounding(rows: int, inner: int) -> torch.Tensor:
+    """A large value at the end takes what the sums before it have in their last bits."""
+    x = torch.randn(rows, inner)
+    half = inner // 2 - 1
+    x[:, half : 2 * half] = -x[:, :half]
+    x[:, 2 * half : -2] = 0
+    x[:, -2], x[:, -1] = 2.0**18, -(2.0**18)
+    return x
+
+
+@pytest.mark.parametrize("shape", [(64, 514), (64, 515), (100, 1026), (64, 1028), (64, 2050)])
+def test_sums_in_which_rounding_is_all_are_the_same_bits(shape: tuple[int, int]) -> None:
+    hmp.convert()
+    layer = Weighted(PRODUCTS["F.linear, without bias"], shape)
+    half = shape[1] // 2 - 1
+    with torch.no_grad():
+        layer.weight[:, half : 2 * half] = layer.weight[:, :half]
+        layer.weight[:, -1] = layer.weight[:, -2]
+        for rows in (1, 1, 2, 3, 4, 1, 20):
+            x = sums_of_rounding(rows, shape[1])
+            assert_call_is_right(layer, x, served=layer.is_served(x))
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("inner", [1100, 2048])
+def test_a_transposed_input_gives_the_bits_that_torch_gives_for_it(inner: int) -> None:
+    layer = Weighted(LINEAR, (48, inner))
+    hmp.convert()
+    with torch.no_grad():
+        for x in (torch.randn(6, inner), torch.randn(inner, 6).t(), torch.randn(2, inner, 3).transpose(1, 2)) * 2:
+            assert_call_is_right(layer, x)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_of_any_form_is_added_as_torch_adds_it(name: str) -> None:
+    layer = Weighted(LINEAR, (160, 160))
+    layer.bias = nn.Parameter(BIASES[name](), requires_grad=False)
+    hmp.convert()
+    with torch.no_grad():
+        for _ in range(3):
+            assert_call_is_right(layer, torch.randn(160, 160))
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("name", ["torch.addmm", "torch.addmm, of a view"])
+def test_an_addmm_with_more_than_a_product_is_made_as_it_is_written(name: str) -> None:
+    layer, x = Weighted(PRODUCTS[name]), torch.randn(160, 144)
+
+    def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.addmm(bias, x, weight if layer.product.turned else weight.T, **options)
+
+    lowered = layer.weight.detach().bfloat16()
+    hmp.convert()
+    with torch.no_grad():
+        for bias in map(torch.randn, [(160,), (1, 160), (160, 1), (), (160, 160), (1,)]):
+            for options in ({}, {"beta": 0.5}, {"alpha": 2.0}, {"beta": 0}, {"beta": 2, "alpha": -1}):
+                with hmp.disable_casts():
+                    expected = call(x.bfloat16(), lowered, bias.bfloat16(), **options)
+                assert torch.equal(call(x, layer.weight, bias, **options), expected)
+        for _ in range(3):
+            with pytest.raises(TypeError):
+                call(x, layer.weight, None)  # type: ignore[arg-type]  # what torch refuses
+
+
+@pytest.mark.usefixtures("own")
+def test_a_square_weight_is_right_in_both_ways_and_times_itself() -> None:
+    weight, x, bias = nn.Parameter(torch.randn(160, 160)), torch.randn(3, 160), torch.randn(160)
+    lowered = weight.detach().bfloat16()
+    calls: list[processor.Call] = [
+        lambda x, w, _: x @ w,
+        lambda x, w, _: x @ w.T,
+        lambda x, w, _: F.linear(x, w),
+        lambda x, w, _: F.linear(x, w.T),
+        lambda _, w, b: w @ w,
+        lambda _, w, b: w @ w.T,
+        lambda _, w, b: F.linear(w, w),
+        lambda _, w, b: torch.addmm(w[0], w, w),
+        lambda _, w, b: F.linear(w.view(-1, 1).T, w.view(-1, 1).T),
+    ]
+    hmp.convert()
+    with torch.no_grad():
+        for call in calls * 2:
+            with hmp.disable_casts():
+                expected = call(x.bfloat16(), lowered, bias.bfloat16())
+            assert torch.equal(call(x, weight, bias), expected)
+    assert kept().refreshes == 0
+
+
+def test_what_was_found_out_for_some_rows_is_not_taken_for_others() -> None:
+    layer = Weighted(LINEAR, (32, 64))
+    hmp.convert()
+    with torch.no_grad():
+        for rows in (3, 3, 2, 1, 2, 4):
+            for x in (torch.randn(rows, 64), torch.full((rows, 64), 1e-39)):
+                assert_call_is_right(layer, x)
+
+
+# ---- where they serve ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.usefixtures("own")
+def test_they_serve_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> None:
+    layer, x = Weighted(LINEAR), torch.randn(3, 144)
+    hmp.convert()
+    layer(x)
+    assert products() == 0
+    with mode():
+        result = layer(x)
+        assert products() == layer.is_served(x)
+        assert_same_bits(result, layer.by_hand(x))
+        assert not result.requires_grad
+        assert result.is_inference() is (mode is torch.inference_mode)
+
+
+@pytest.mark.usefixtures("own")
+def test_calls_with_and_without_gradients_and_of_any_rows_share_the_cast() -> None:
+    layer, one, many = Weighted(PRODUCTS["F.linear, without bias"]), torch.randn(1, 144), torch.randn(600, 144)
+    hmp.convert()
+    for x in (one, many, one):
+        with torch.no_grad():
+            assert_call_is_right(layer, x, served=layer.is_served(x))
+        layer.zero_grad()
+        layer(x).sum().backward()
+        gradient = layer.weight.grad
+        layer.zero_grad()
+        with torch.no_grad():
+            assert_call_is_right(layer, x, served=layer.is_served(x))
+        with hmp.disable_casts():
+            F.linear(x.bfloat16(), layer.weight.bfloat16()).sum().backward()
+        assert torch.equal(gradient, layer.weight.grad)
+    assert (kept().weights, kept().refreshes) == (1, 0)
+
+
+@some_products
+@pytest.mark.usefixtures("own")
+def test_a_change_of_the_weight_is_seen(product: Product) -> None:
+    layer, x = Weighted(product), torch.randn(3, 144)
+    hmp.convert()
+    for change, mode in itertools.product(
+        (
+            lambda: layer.weight.data.mul_(2),
+            lambda: setattr(layer.weight, "data", torch.randn_like(layer.weight)),
+            lambda: layer.load_state_dict(Weighted(product).state_dict()),
+            lambda: layer.weight.untyped_storage().fill_(0x3F),
+            lambda: torch.optim.SGD([layer.weight], lr=0.5).step(),
+            lambda: layer.weight.detach().numpy().fill(0.25),
+        ),
+        (torch.no_grad, torch.inference_mode),
+    ):
+        layer.weight.data = torch.randn_like(layer.weight)
+        with mode():
+            before = layer(x)
+            assert torch.equal(layer(x), before)
+        layer.weight.grad = torch.ones_like(layer.weight)
+        change()
+        with mode():
+            assert not torch.equal(layer(x), before)
+            assert_call_is_right(layer, x, served=layer.is_served(x))
+
+
+@pytest.mark.parametrize("shape", [(9, 7), (160, 145), (3, 20)])
+def test_a_small_or_odd_weight_is_left_to_torch(shape: tuple[int, int]) -> None:
+    layer = Weighted(LINEAR, shape)
+    hmp.convert()
+    with torch.no_grad():
+        assert_call_is_right(layer, torch.randn(2, shape[1]), served=False)
+
+
+def test_switched_off_in_any_way_and_in_float16_they_do_not_serve() -> None:
+    layer, x = Weighted(LINEAR), torch.randn(2, 144)
+    for options, dtype in (({"packed_weights": False}, torch.bfloat16), ({"dtype": torch.float16}, torch.float16)):
+        hmp.convert(**options)  # type: ignore[arg-type]
+        with torch.no_grad():
+            assert layer(x).dtype is dtype
+        hmp.restore()
+    _core.weights_assume_products("nothing")
+    hmp.convert()
+    with torch.no_grad():
+        assert_call_is_right(layer, x, served=False)
+    assert products() == 0
+
+
+@pytest.mark.usefixtures("own")
+def test_a_call_that_the_kernels_cannot_answer_is_answered_otherwise() -> None:
+    layer = Weighted(LINEAR)
+    hmp.convert()
+    with torch.no_grad():
+        for x in (torch.randn(144), torch.randn([1] * 8 + [144]), torch.randn(0, 144), torch.randn(600, 144)):
+            for _ in range(2):
+                assert_call_is_right(layer, x, served=False)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            layer(torch.randn(3, 143))
+        with pytest.raises(TypeError):
+            F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_result_is_a_tensor_like_any_of_torch() -> None:
+    layer = Weighted(LINEAR)
+    hmp.convert()
+    with torch.no_grad():
+        result = layer(torch.randn(3, 144))
+        assert type(result) is torch.Tensor
+        assert result.untyped_storage().resizable()
+        assert result._version == 0
+        result.resize_(10, 160)
+    weight = nn.Parameter(layer(torch.randn(3, 144)).detach())
+    assert weight.is_leaf
+
+
+@pytest.mark.usefixtures("own")
+def test_torch_s_library_is_not_used_where_the_user_has_switched_it_off() -> None:
+    layer, x = Weighted(PRODUCTS["F.linear, without bias"]), torch.full((3, 144), 1e-39)
+    hmp.convert()
+    with torch.no_grad():
+        layer(x)
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert_call_is_right(layer, x)
+            assert layer(x).any()
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+def test_torch_s_autocast_has_the_last_word() -> None:
+    layer, x = Weighted(LINEAR), torch.randn(3, 144)
+    hmp.convert()
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.float16):
+            assert layer(x).dtype is torch.float16
+        assert_call_is_right(layer, x, served=layer.is_served(x))
+
+
+@pytest.mark.usefixtures("own")
+def test_a_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
+    layer, copy, x = Weighted(LINEAR), Weighted(LINEAR), torch.randn(3, 144)
+    hmp.convert()
+    with torch.no_grad():
+        layer(x)
+        torch.save(layer.state_dict(), tmp_path / "layer.pt")
+        copy.load_state_dict(torch.load(tmp_path / "layer.pt"))
+        assert torch.equal(copy(x), layer(x))
+        traced = torch.jit.trace(layer, x)
+        assert torch.equal(traced(x), layer.by_hand(x))
+
+
+# ---- weights in bfloat16 ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def converted(opt_level: str) -> Iterator[None]:
+    hmp.convert(opt_level=opt_level)
+    yield
+    hmp.restore()
+
+
+LOWERED: dict[str, Callable[[], Any]] = {
+    "O1": lambda: converted("O1"),
+    "O2": lambda: converted("O2"),
+    "a region": lambda: hmp.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.usefixtures("own")
+def test_a_weight_in_bfloat16_is_read_as_it_is(product: Product) -> None:
+    layer = Weighted(product).bfloat16()
+    inputs = [torch.randn(rows, 144).bfloat16() for rows in (1, 3, 40)]
+    with torch.no_grad():
+        expected = [layer(x) for x in inputs]  # by torch alone
+        for lowered, mode in itertools.product(LOWERED.values(), (torch.no_grad, torch.inference_mode)):
+            with lowered(), mode():
+                for x, by_torch in zip(inputs, expected, strict=True):
+                    for given in (x, x.float()):
+                        assert torch.equal(layer(given), by_torch)
+                        assert_call_is_right(layer, given, served=layer.is_served(given))
+                assert kept().weights == 0
+
+
+@some_products
+@pytest.mark.usefixtures("own")
+def test_a_write_into_a_weight_in_bfloat16_is_seen_by_the_next_call(product: Product) -> None:
+    layer, x = Weighted(product).bfloat16(), torch.randn(3, 144)
+    for lowered in LOWERED.values():
+        with lowered(), torch.no_grad():
+            for change in (
+                lambda: layer.weight.mul_(2),
+                lambda: layer.weight.data.fill_(0.5),
+                lambda: layer.weight.untyped_storage().fill_(0x3E),
+                lambda: setattr(layer.weight, "data", torch.randn(layer.weight.shape, dtype=torch.bfloat16)),
+            ):
+                before = layer(x)
+                change()
+                assert not torch.equal(layer(x), before)
+                assert_call_is_right(layer, x, served=layer.is_served(x))
+            assert kept().weights == 0
+
+
+@pytest.mark.usefixtures("own")
+def test_a_weight_in_bfloat16_is_left_to_torch_where_nothing_is_cast_or_gradients_are_recorded() -> None:
+    layer, x = Weighted(LINEAR).bfloat16(), torch.randn(3, 144).bfloat16()
+    hmp.convert()
+    layer(x)
+    layer(x).sum().backward()
+    with torch.no_grad(), hmp.disable_casts():
+        layer(x)
+    hmp.restore()
+    with torch.no_grad():
+        layer(x)
+    assert products() == 0
+
+
+def test_a_product_of_two_activations_is_left_to_torch() -> None:
+    one, other = torch.randn(3, 144), torch.randn(144, 160)
+    hmp.convert()
+    with torch.no_grad():
+        for left, right in ((one, other), (one.bfloat16(), other.bfloat16())):
+            with hmp.disable_casts():
+                expected = left.bfloat16() @ right.bfloat16()
+            assert torch.equal(left @ right, expected)
+    assert products() == 0
+
+
+@pytest.mark.usefixtures("own")
+def test_the_report_tells_of_products() -> None:
+    layer, x = Weighted(LINEAR), torch.randn(3, 144)
+    hmp.convert()
+    with torch.no_grad():
+        layer(x)
+        layer(x)
+    line = "products with weights by habana_mp's kernels: 2"
+    assert (line in str(kept()).splitlines()) == layer.is_served(x)
+    hmp.reset_report()
+    assert "products" not in str(kept())
