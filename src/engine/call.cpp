@@ -84,7 +84,8 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// True if a call without casts may be a product with a weight that is in bfloat16 itself, which our own kernels compute.
+// True if a call without casts may be a product with a weight that is in bfloat16 itself, which our own kernels
+// compute.
 bool may_answer_from_weight(const Rule& rule, const Plan& plan) {
   return plan.to == Kind::bf16 && rule.execution.packs != weights::Packs::nothing && !host::grad_is_enabled() &&
          !host::function_mode_is_on() && accelerators.answer_from_weight != nullptr;

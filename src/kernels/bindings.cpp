@@ -265,8 +265,10 @@ void check(bool right, const char* what) {
 }
 
 constexpr std::pair<const char*, kernels::Order> orders[] = {
-    {"pairs", kernels::Order::pairs}, {"lanes", kernels::Order::lanes},
-    {"tiles", kernels::Order::tiles}, {"dots", kernels::Order::dots},
+    {"pairs", kernels::Order::pairs},
+    {"lanes", kernels::Order::lanes},
+    {"tiles", kernels::Order::tiles},
+    {"dots", kernels::Order::dots},
 };
 
 std::vector<std::string> kernels_orders() {

@@ -119,15 +119,16 @@ void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t
           .result_step = columns,
       });
       constexpr auto size = static_cast<std::ptrdiff_t>(sizeof part[0]);
-      transpose<std::uint16_t>(reinterpret_cast<const unsigned char*>(part), static_cast<std::ptrdiff_t>(columns) * size,
+      transpose<std::uint16_t>(reinterpret_cast<const unsigned char*>(part),
+                               static_cast<std::ptrdiff_t>(columns) * size,
                                reinterpret_cast<unsigned char*>(work.result() + column * product.result_step + row),
                                static_cast<std::ptrdiff_t>(product.result_step) * size, rows, columns);
     }
   }
 }
 
-// Multiplies all rows of the input with columns of the weight. For the kernels that need it, the columns are copied to a
-// panel.
+// Multiplies all rows of the input with columns of the weight. For the kernels that need it, the columns are copied to
+// a panel.
 void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Work*>(context);
   const Product& product = *work.product;
@@ -162,7 +163,7 @@ void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t 
   }
 }
 
-// Returns the input in panels, in the memory of this thread. Null if there is none.
+// Returns the input in panels, in the memory of this thread. Null if no memory is left.
 const std::uint16_t* arranged_input(const Product& product) {
   std::uint16_t* const panels = scratch.of(product.rows * product.inner);
   const auto* const input = static_cast<const std::uint16_t*>(product.input);

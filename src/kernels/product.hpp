@@ -1,5 +1,5 @@
-// Products of bfloat16 activations and the weight of a linear layer, which is read as it lies in memory. Pure C++: no
-// Python, no torch.
+// Products of bfloat16 activations and the weight of a linear layer, which is read as it is stored in memory. Pure C++:
+// no Python, no torch.
 #pragma once
 
 #include <cstddef>
@@ -59,8 +59,8 @@ bool can_sum(Order order) noexcept;
 bool has_tiles() noexcept;
 
 // Uses at most `threads` threads; small products are computed on the calling thread alone. The number of threads does
-// not change the bits. Thread-safe, safe after fork, never throws. Returns false if there is no memory for a copy of the
-// input or of a part of the weight.
+// not change the bits. Thread-safe, safe after fork, never throws. Returns false if there is no memory for a copy of
+// the input or of a part of the weight.
 bool multiply(const Product& product, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

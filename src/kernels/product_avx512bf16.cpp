@@ -323,8 +323,8 @@ void arrange_rows(const std::uint16_t* rows, std::size_t apart, std::size_t inne
   }
 }
 
-// Multiplies up to 8 rows with up to 16 columns, which lie as `arrange` takes them. The pairs of 16 columns are brought
-// together in registers.
+// Multiplies up to 8 rows with up to 16 columns, which are stored as `arrange` takes them. The pairs of 16 columns are
+// brought together in registers.
 template <std::size_t rows>
 void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t column) {
   const std::size_t pairs = product.inner / 2;
@@ -350,7 +350,8 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
     __m512i square[lanes];
     for (; count == lanes && pair + lanes <= end; pair += lanes) {
 #pragma GCC unroll 16
-      for (std::size_t i = 0; i < lanes; ++i) square[i] = WholeLanes::load(columns + i * product.column_step + pair * 2);
+      for (std::size_t i = 0; i < lanes; ++i)
+        square[i] = WholeLanes::load(columns + i * product.column_step + pair * 2);
       transpose(square);
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i) add(pair + i, square[i]);
@@ -387,11 +388,11 @@ void multiply_few_rows(const PanelProduct& product) noexcept {
 
 }  // namespace
 
-const ProductKernels avx512_bf16_products = {arrange, arrange_rows,    multiply, multiply_few_rows,
-                                             nullptr, multiply_by_dots};
+const ProductKernels avx512_bf16_products = {arrange,           arrange_rows, multiply,
+                                             multiply_few_rows, nullptr,      multiply_by_dots};
 #if defined(HABANA_MP_AMX)
-const ProductKernels amx_products = {arrange, arrange_rows, multiply, multiply_few_rows, multiply_by_tiles,
-                                     multiply_by_dots};
+const ProductKernels amx_products = {arrange,           arrange_rows,      multiply,
+                                     multiply_few_rows, multiply_by_tiles, multiply_by_dots};
 #endif
 
 }  // namespace habana_mp::kernels

@@ -26,9 +26,7 @@ struct Dots {
   }
 
  private:
-  [[nodiscard]] __m512 input_at(std::size_t at) const {
-    return f32_in_all_lanes(input[at]);
-  }
+  [[nodiscard]] __m512 input_at(std::size_t at) const { return f32_in_all_lanes(input[at]); }
 };
 
 // Adds the second half of the sums to the first half until one sum is left.
@@ -84,7 +82,8 @@ void multiply_by_dots(const PanelProduct& product) noexcept {
   for (std::size_t column = 0; column < product.columns; column += lanes) {
     const __mmask16 there = lanes32(product.columns - column);
     const bool has_bias = product.column_bias != nullptr;
-    const __m256i bias = has_bias ? _mm256_maskz_loadu_epi16(there, product.column_bias + column) : _mm256_setzero_si256();
+    const __m256i bias =
+        has_bias ? _mm256_maskz_loadu_epi16(there, product.column_bias + column) : _mm256_setzero_si256();
     for (std::size_t row = 0; row < product.row_count; ++row) {
       const Dots dots{
           .input = product.rows + row * product.row_step,

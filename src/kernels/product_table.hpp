@@ -12,8 +12,8 @@ namespace habana_mp::kernels {
 // A panel has at most this many columns.
 inline constexpr std::size_t panel_columns = 64;
 
-// The product of rows and one panel of columns. Of the input and the weight, one is the rows and the other the columns.
-// All values are bfloat16; steps are in elements.
+// The product of rows and one panel of columns. The rows are those of the input or of the weight, the columns those of
+// the other one. All values are bfloat16; steps are in elements.
 struct PanelProduct {
   const std::uint16_t* rows;
   std::size_t row_step;  // from row to row
@@ -21,8 +21,8 @@ struct PanelProduct {
   std::size_t inner;  // the length of a row
   Sums sums;
   const std::uint16_t* panel;
-  std::size_t column_step;           // for `multiply_few_rows`: from column to column, which lie as `arrange` takes them
-  std::size_t columns;               // of the panel
+  std::size_t column_step;  // for `multiply_few_rows`: from column to column, which are stored as `arrange` takes them
+  std::size_t columns;      // of the panel
   const std::uint16_t* row_bias;     // one number for each row; may be null
   const std::uint16_t* column_bias;  // one number for each column; may be null
   std::uint16_t* result;
@@ -32,8 +32,8 @@ struct PanelProduct {
 };
 
 struct ProductKernels {
-  // Copies `count` columns to a panel: the first two values of every column, then the next two, and so on. The values of
-  // a column are adjacent, and the first values of two columns are so many elements `apart`.
+  // Copies `count` columns to a panel: the first two values of every column, then the next two, and so on. The values
+  // of a column are adjacent, and the first values of two columns are so many elements `apart`.
   void (*arrange)(const std::uint16_t* columns, std::size_t apart, std::size_t inner, std::size_t count,
                   std::uint16_t* panel) noexcept;
   // The same for columns whose first values are adjacent; two values of a column are so many elements `apart`.

@@ -46,10 +46,10 @@ struct Entry {
   Refusal refusal{};           // the reason for the last refusal
   std::uint32_t untracked_uses = 0;     // uses in a row that autograd did not track
   std::uint32_t uses_without_pack = 0;  // such uses for which the packed form was of no use
-  std::uint32_t probed = 0;  // convolutions with reordered images that were tried
-  Owned packed_for;          // the options of the convolution that the library's packed form is for
-  host::Geometry geometry;   // of the weight at that time; without values: unknown
-  Owned size;                // the weight's sizes as a tuple
+  std::uint32_t probed = 0;             // convolutions with reordered images that were tried
+  Owned packed_for;                     // the options of the convolution that the library's packed form is for
+  host::Geometry geometry;              // of the weight at that time; without values: unknown
+  Owned size;                           // the weight's sizes as a tuple
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> sampled{};
   Samples samples{};

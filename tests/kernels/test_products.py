@@ -1,4 +1,4 @@
-"""Our kernels' products with a weight as it lies, beside a plain loop that sums in the same order: the same bits."""
+"""Our kernels' products with a weight as it is stored, beside a plain loop that sums in the same order: the same bits."""
 
 from __future__ import annotations
 

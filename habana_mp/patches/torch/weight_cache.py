@@ -39,8 +39,8 @@ def _has_linear() -> bool:
     return torch._C._nn.linear is torch.nn.functional.linear
 
 
-#: The torch functions that our kernels or packed weights can replace. They come from `torch._C`, since a script may have
-#: replaced those in `torch`.
+#: The torch functions that our kernels or packed weights can replace. They come from `torch._C`, since a script may
+#: have replaced those in `torch`.
 _PACKED: dict[str, Any] = {
     **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
     "conv2d": torch._C._VariableFunctions.conv2d,

@@ -1,6 +1,6 @@
 // Packed weights. Casts of the weights of convolutions are cached in the layout of torch's CPU library (oneDNN), which
-// then need not convert them in every call; where we have no kernels of our own, those of linear layers as well. A packed
-// weight is used in calls that autograd does not track, and gives the same bits.
+// then need not convert them in every call; where we have no kernels of our own, those of linear layers as well. A
+// packed weight is used in calls that autograd does not track, and gives the same bits.
 #pragma once
 
 #include <cstdint>

@@ -52,8 +52,8 @@ ArgumentPositions positions_of(Packs what) {
   }
 }
 
-// True for a torch.nn.Parameter or a view of one. Each kind of call is tried, so products of two activations, whose sizes
-// may differ from call to call, are left to torch.
+// True for a torch.nn.Parameter or a view of one. Each kind of call is tried, so products of two activations, whose
+// sizes may differ from call to call, are left to torch.
 bool is_weight(PyObject* given) {
   if (host::is_parameter(given)) return true;
   const Owned base = host::base_of(given);

@@ -22,7 +22,9 @@ void fill_with_cancelling_sums(void* bf16_values, std::int64_t rows, std::int64_
 inline constexpr std::int64_t smallest_block = 256;
 
 // True if rows of this length have large ends.
-inline bool has_large_ends(std::int64_t inner) noexcept { return inner > smallest_block && inner % smallest_block != 0; }
+inline bool has_large_ends(std::int64_t inner) noexcept {
+  return inner > smallest_block && inner % smallest_block != 0;
+}
 
 // This many rows differ from each other; the others are copies.
 inline constexpr std::int64_t different_rows = 61;

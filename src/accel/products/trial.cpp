@@ -109,14 +109,13 @@ void* values_of(PyObject* tensor) {
 ProductTrial::ProductTrial(const ProductCase& one, const WeightCall& like)
     : case_(one),
       bias_(one.has_bias ? host::new_empty(like.bias, std::array{one.outer}) : Owned::borrowed(Py_None)),
-      weight_(host::new_empty(like.input, one.inner_first ? std::array{one.inner, one.outer}
-                                                          : std::array{one.outer, one.inner})),
+      weight_(host::new_empty(like.input,
+                              one.inner_first ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
       given_(one.is_transposed() ? transposed(weight_.get()) : Owned::borrowed_or_null(weight_.get())),
       input_(make_input(like)),
       has_values_(values_of(weight_.get()) != nullptr && given_ && values_of(input_.get()) != nullptr &&
                   (!one.has_bias || values_of(bias_.get()) != nullptr)),
-      call_{one.what, input_.get(), has_values_ ? given_.get() : nullptr, bias_.get()} {
-}
+      call_{one.what, input_.get(), has_values_ ? given_.get() : nullptr, bias_.get()} {}
 
 void ProductTrial::fill_weight() {
   auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));

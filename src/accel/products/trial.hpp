@@ -17,8 +17,8 @@
 namespace habana_mp::accel {
 
 // Calls of one kind: they sum in the same order. The library sums one row in another order than several rows, and its
-// order may depend on its number of threads; with AMX's tiles it depends on the exact number of rows. Torch has a loop of
-// its own for the smallest products.
+// order may depend on its number of threads; with AMX's tiles it depends on the exact number of rows. Torch has a loop
+// of its own for the smallest products.
 struct ProductCase {
   Packs what;
   bool inner_first;  // the weight is [inner][outer] in memory, not [outer][inner]
@@ -39,7 +39,8 @@ struct HashOfProductCase {
     const auto outer = static_cast<std::size_t>(one.outer);
     const auto inner = static_cast<std::size_t>(one.inner);
     const auto what = static_cast<std::size_t>(one.what) * 2 + (one.inner_first ? 1U : 0U);
-    return ((outer * 1000003 + inner) * 1000003 + static_cast<std::size_t>(one.rows) * 8 + one.threads * 4096 + (what << 20U)) ^
+    return ((outer * 1000003 + inner) * 1000003 + static_cast<std::size_t>(one.rows) * 8 + one.threads * 4096 +
+            (what << 20U)) ^
            (one.has_bias ? 1U : 0U) ^ (one.is_matrix ? 2U : 0U);
   }
 };
