@@ -1,4 +1,4 @@
-"""Our kernels' products with a weight as it is stored, beside a plain loop that sums in the same order: the same bits."""
+"""Products with a stored weight by our kernels, beside a plain loop that sums in the same order: the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with weights by the package's kernels, which read the weight as it is stored: the bits of torch's functions."""
+"""Products by the package's kernels, which read the weight as it is stored: the bits of torch's functions."""
 
 from __future__ import annotations
 
