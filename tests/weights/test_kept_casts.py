@@ -426,7 +426,7 @@ def test_the_report_tells_why_a_weight_is_not_kept(
         for _ in range(3):
             F.linear(X.to(w.device), w)
     assert kept().reasons == {reason: 3}
-    assert str(hmp.report(show=False)).endswith(f"not kept 3 times ({reason}: 3)")
+    assert f"not kept 3 times ({reason}: 3)" in str(hmp.report(show=False))
     hmp.reset_report()
     assert kept().reasons == {}
 

@@ -103,9 +103,9 @@ bool sums_alike(const Entry& entry, const WeightCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
   const std::optional<ProductCase> one = product_case_of(call);
   ProductTrial trial(*one, call);
-  const Owned packed = trial.call().weight == nullptr ? nullptr : pack(trial.call().weight, trial.call());
-  const bool alike = packed && trial.show([&](PyObject* expected) {
-    const Owned made = call_packed(trial.call(), packed.get());
+  const bool alike = trial.show([&](PyObject* expected) {
+    const Owned packed = pack(trial.call().weight, trial.call());
+    const Owned made = packed ? call_packed(trial.call(), packed.get()) : nullptr;
     return are_same(made.get(), expected);
   });
   drop_error();
@@ -233,7 +233,7 @@ void assume_products(Assumed wanted) noexcept {
 Assumed assumed_products() noexcept { return assumed; }
 
 bool may_multiply(const WeightCall& call) noexcept {
-  return call.is_product() && operators_of(call.what).plain && kernels::can_multiply() &&
+  return call.is_product() && operators_of(call.what).plain && kernels::can_multiply() && host::can_look_inside() &&
          (assumed == Assumed::measured || assumed == Assumed::own_in_any_order);
 }
 
