@@ -11,6 +11,7 @@
 #include "engine/accelerators.hpp"
 #include "errors.hpp"
 #include "host/tensors.hpp"
+#include "kernels/product.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
 #include "weights/cache.hpp"
@@ -23,7 +24,6 @@ using engine::Arguments;
 using engine::Call;
 using engine::cast_item;
 using engine::CastContext;
-using engine::Reading;
 using engine::Rule;
 
 namespace {
@@ -144,6 +144,8 @@ Owned try_to_answer(const Call& call, Kind to, CastContext& context) {
   const ArgumentPositions positions = positions_of(packs);
   const Py_ssize_t count = arguments.positional;
   if (arguments.keywords != nullptr || count < positions.least || count > positions.most) return nullptr;
+  // Only our own kernels compute products with a weight that is in bfloat16 itself.
+  if (call.reading.kinds[positions.weight] == to && !kernels::can_multiply()) return nullptr;
   PyObject* const* values = arguments.values;
   WeightCall made{.what = packs,
                   .input = values[positions.input],
