@@ -146,7 +146,7 @@ class Weighted(nn.Module):
         return processor.own_kernels_serve(product.call, x, (outer, inner), turned=product.turned, bias=product.bias)
 
 
-#: Of the inputs, those whose rows are stored so that the package's kernels take them.
+#: The inputs whose rows are stored so that the package's kernels take them.
 IN_ROWS = {"one row", "rows", "many rows", "a batch", "four dimensions", "bfloat16", "rows of something wider"}
 
 

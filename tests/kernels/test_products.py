@@ -102,7 +102,7 @@ def noise(rng: np.random.Generator, *shape: int) -> Bits:
 
 
 def spread(values: Bits, gap: int) -> Bits:
-    """The same rows, so many elements apart. What is read in between shows as NaN."""
+    """The same rows, so many elements apart. A kernel that reads the elements in between gives NaN."""
     rows, length = values.shape
     apart = np.full((rows, length + gap), 0x7FC0, np.uint16)
     apart[:, :length] = values

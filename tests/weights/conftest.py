@@ -1,4 +1,4 @@
-"""What the tests of weights share."""
+"""Fixtures of the tests of weights."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_a_small_or_odd_weight_is_left_to_torch(shape: tuple[int, int]) -> None:
 def test_switched_off_in_any_way_and_in_float16_they_do_not_serve() -> None:
     layer, x = Weighted(LINEAR), torch.randn(2, 144)
     for options, dtype in (({"packed_weights": False}, torch.bfloat16), ({"dtype": torch.float16}, torch.float16)):
-        hmp.convert(**options)  # type: ignore[arg-type]
+        hmp.convert(**options)  # type: ignore[arg-type]  # the options differ in type
         with torch.no_grad():
             assert layer(x).dtype is dtype
         hmp.restore()

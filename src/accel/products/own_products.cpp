@@ -139,6 +139,12 @@ class Trial {
 
 }  // namespace
 
+bool may_multiply(const WeightCall& call) noexcept {
+  const Assumed assumed = assumed_products();
+  return call.is_product() && operators_of(call.what).plain && kernels::can_multiply() && host::can_look_inside() &&
+         (assumed == Assumed::measured || assumed == Assumed::own_in_any_order);
+}
+
 bool is_worth_multiplying(const ProductCase& one) noexcept {
   const std::int64_t elements = one.outer * one.inner;
   const bool is_small = elements <= small_weight || one.rows * elements <= small_product;

@@ -14,6 +14,9 @@ namespace habana_mp::accel {
 
 using kernels::Sums;
 
+// True if calls of this kind may be computed by our kernels here.
+bool may_multiply(const WeightCall& call) noexcept;
+
 // True if our kernels are worth trying for such calls: they are at least as fast as torch's function with few rows, and
 // without AMX with many rows as well.
 bool is_worth_multiplying(const ProductCase& one) noexcept;

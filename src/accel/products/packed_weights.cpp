@@ -213,12 +213,8 @@ bool is_packed_for(const Entry& entry, const WeightCall& call) {
 // True if this call can be computed from a packed weight as it is. False if the input's values count as negated, or if
 // the bias has another form than a layer's bias.
 bool is_plain_call(const WeightCall& call, const Entry& entry) {
-  if (host::is_negative(call.input)) return false;
-  if (call.bias == Py_None) return true;
-  DLTensor bias;
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
-  return !host::is_negative(call.bias) && host::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
-         host::is_contiguous(bias) && !sizes.empty() && bias.shape[0] == sizes.front();
+  return !host::is_negative(call.input) && !sizes.empty() && has_bias_of_layer(call, sizes.front());
 }
 
 }  // namespace
@@ -231,11 +227,6 @@ void assume_products(Assumed wanted) noexcept {
 }
 
 Assumed assumed_products() noexcept { return assumed; }
-
-bool may_multiply(const WeightCall& call) noexcept {
-  return call.is_product() && operators_of(call.what).plain && kernels::can_multiply() && host::can_look_inside() &&
-         (assumed == Assumed::measured || assumed == Assumed::own_in_any_order);
-}
 
 bool may_pack(const WeightCall& call) noexcept {
   return operators_of(call.what).plain && library_packs(call) && assumed != Assumed::nothing &&

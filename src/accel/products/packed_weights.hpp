@@ -27,9 +27,6 @@ enum class Assumed : std::uint8_t { measured, nothing, library, own_in_any_order
 void assume_products(Assumed wanted) noexcept;
 Assumed assumed_products() noexcept;
 
-// True if calls of this kind may be computed by our own kernels.
-bool may_multiply(const WeightCall& call) noexcept;
-
 // True if calls of this kind can be computed from packed weights here, with some weight and other arguments.
 bool may_pack(const WeightCall& call) noexcept;
 

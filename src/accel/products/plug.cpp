@@ -92,20 +92,21 @@ class Casts {
 };
 
 // Returns the product, computed by our own kernels. Returns null if the call is to be made in another way.
-Owned multiply_by_own_kernels(const Rule& rule, WeightCall& call, const KindsOfArguments& kinds, Kind to,
+Owned multiply_by_own_kernels(const Rule& rule, WeightCall call, const KindsOfArguments& kinds, Kind to,
                               CastContext& context) {
   if (!may_multiply(call)) return nullptr;
   const std::optional<ProductCase> one = product_case_of(call);
   if (!one || !is_worth_multiplying(*one) || !is_weight(call.weight)) return nullptr;
-  const std::optional<Sums>* known = known_sums(*one);
-  if ((known != nullptr && !*known) || !is_in_use() || host::is_traced()) return nullptr;
+  const std::optional<Sums>* const known = known_sums(*one);
+  const bool is_tried = known != nullptr;
+  std::optional<Sums> sums = is_tried ? *known : std::nullopt;
+  if ((is_tried && !sums) || !is_in_use() || host::is_traced()) return nullptr;
   Casts casts(rule, to);
   if (!casts.replace(call.input, kinds.input) || !casts.replace(call.weight, kinds.weight) ||
       !casts.replace(call.bias, kinds.bias)) {
     return nullptr;
   }
-  known = known_sums(*one);  // casts may run other code
-  const std::optional<Sums> sums = known != nullptr ? *known : try_sums(*one, call);
+  if (!is_tried) sums = try_sums(*one, call);
   Owned result = sums ? multiply(*one, call, *sums) : nullptr;
   if (result) context = casts.context();
   return result;
@@ -113,7 +114,7 @@ Owned multiply_by_own_kernels(const Rule& rule, WeightCall& call, const KindsOfA
 
 // Returns the result, computed from the packed form of a torch.nn.Parameter in float32. Returns null if the call is to
 // be made in another way.
-Owned compute_by_library(const Rule& rule, WeightCall& call, const KindsOfArguments& kinds, Kind to,
+Owned compute_by_library(const Rule& rule, WeightCall call, const KindsOfArguments& kinds, Kind to,
                          CastContext& context) {
   if (!may_pack(call) || kinds.weight != Kind::f32 || !host::is_parameter(call.weight) || call.input == call.weight) {
     return nullptr;
@@ -163,10 +164,9 @@ Owned try_to_answer(const Call& call, Kind to, CastContext& context) {
     }
     made.options = values + 3;
   }
-  WeightCall for_library = made;
   Owned result = multiply_by_own_kernels(call.rule, made, kinds, to, context);
   drop_error();
-  if (!result && PyErr_Occurred() == nullptr) result = compute_by_library(call.rule, for_library, kinds, to, context);
+  if (!result && PyErr_Occurred() == nullptr) result = compute_by_library(call.rule, made, kinds, to, context);
   drop_error();
   return result;
 }

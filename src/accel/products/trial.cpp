@@ -56,6 +56,13 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
   return rows;
 }
 
+bool has_bias_of_layer(const WeightCall& call, std::int64_t outputs) noexcept {
+  if (call.bias == Py_None) return true;
+  DLTensor bias;
+  return !host::is_negative(call.bias) && host::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
+         host::is_contiguous(bias) && bias.shape[0] == outputs;
+}
+
 std::optional<ProductCase> product_case_of(const WeightCall& call) {
   DLTensor input;
   DLTensor weight;
@@ -76,12 +83,7 @@ std::optional<ProductCase> product_case_of(const WeightCall& call) {
   if (!rows || rows->count == 0) return std::nullopt;
   const bool wants_matrix = call.what == Packs::addmm || call.what == Packs::mm;
   if (wants_matrix && input.ndim != 2) return std::nullopt;
-  const bool has_bias = call.bias != Py_None;
-  DLTensor bias;
-  if (has_bias && (host::is_negative(call.bias) || !host::view_on_cpu(call.bias, bias) || bias.ndim != 1 ||
-                   !host::is_contiguous(bias) || bias.shape[0] != outer)) {
-    return std::nullopt;
-  }
+  if (!has_bias_of_layer(call, outer)) return std::nullopt;
   constexpr std::int64_t most_exact_rows = 32;
   const std::int64_t count = rows->count;
   const bool is_exact = count <= most_exact_rows || kernels::has_tiles() || count * inner * outer <= small_product;
@@ -92,7 +94,7 @@ std::optional<ProductCase> product_case_of(const WeightCall& call) {
       .inner = inner,
       .rows = is_exact ? count : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count))),
       .threads = host::torch_threads(),
-      .has_bias = has_bias,
+      .has_bias = call.bias != Py_None,
       .is_matrix = input.ndim == 2,
   };
 }

@@ -48,6 +48,9 @@ struct HashOfProductCase {
 // Torch calls its library for 4096 products of two numbers or more; another version may start at a larger number.
 inline constexpr std::int64_t small_product = 1 << 14;
 
+// True if the call has no bias, or one number for each output, as a layer has it.
+bool has_bias_of_layer(const WeightCall& call, std::int64_t outputs) noexcept;
+
 // Returns the kind of a product. Returns nothing if the input or the weight has a layout for which torch sums in
 // another order, or adds a bias after rounding; if one of them is empty or not on the CPU; or if the bias has another
 // form than a layer's bias.
