@@ -204,6 +204,8 @@ def set_watch(
     call_impl_code: types.CodeType | None,
     names: Callable[[Any, list[Any]], tuple[int, str, str]],
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
+    mark: Callable[[Any], Any],
+    took: Callable[..., None],
     /,
 ) -> None:
     """Sets what the watch needs to find the place of a call; called once: the beginnings of the names of files to pass
@@ -464,12 +466,31 @@ def can_cover(object: Any) -> bool:
 
 # ---- weights ----
 def weights_configure(
-    on: bool, view: Any, recorded: Any, most_bytes: int | None, least_part: int, least_tracked: int
+    on: bool,
+    view: Any = None,
+    recorded: Any = None,
+    most_bytes: int | None = None,
+    least_part: int = 0,
+    least_tracked: int = 0,
+    accelerator_of: Callable[[torch.Tensor], int] | None = None,
+    free_memory: Callable[[int], int] | None = None,
+    wait_for_stream: Callable[[torch.Tensor, int], None] | None = None,
 ) -> None:
     """Sets whether casts of weights are cached, and the most bytes of them; None: half of the free memory. `view` is
     ``aten::_unsafe_view``, not intercepted. `recorded` makes the cast of a large weight a part of autograd's graph. A
     view of a weight with fewer than `least_part` elements is cast by itself; a weight with fewer than `least_tracked`
-    elements is cast by torch if autograd tracks it."""
+    elements is cast by torch if autograd tracks it. The last three are what the core asks of a weight's accelerator."""
+
+def weights_doubt_all() -> None:
+    """All casts are made again before their next use, since code may have written to any weight."""
+
+def weights_capture_begins() -> None:
+    """No cast of a weight on an accelerator is taken from the cache until the end: they become a part of the graph."""
+
+def weights_capture_ends() -> None: ...
+def is_capturing() -> bool: ...
+def current_stream(device: int, /) -> int | None:
+    """Returns the number of the current stream of a device of torch's accelerator; None if it cannot be told."""
 
 def weights_set_root_of_memory_files(root: str) -> None:
     """For tests: sets the root of the system's files about free memory. An empty string stands for the real files."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from habana_mp.patches.libraries import library_patches
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.checkpoint import Checkpoint
 from habana_mp.patches.torch.constructors import Constructors
@@ -53,6 +54,7 @@ def all_patches() -> tuple[Patch, ...]:
         ResumedExactCode(),
         *exchanged_functions(),
         *library_patches(),
+        graphs_of_accelerators,
         WeightCache(),
         Memory(),
         Checkpoint(),

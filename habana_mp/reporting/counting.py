@@ -16,6 +16,7 @@ from habana_mp import _core
 from habana_mp.common.paths import is_installed
 from habana_mp.common.version import __version__
 from habana_mp.patches.torch import stepped_weights
+from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
@@ -80,7 +81,8 @@ def current() -> Report:
     """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
     counted = _counted()
-    watched = [_row_of(number, record) for number, record in enumerate(records)]
+    on_devices = device_times.read()
+    watched = [_row_of(number, record, on_devices.get(number)) for number, record in enumerate(records)]
     for row in watched:
         counted[row.operation, row.precision, row.reason].take_away(row)
     rows, places = _one_each(watched)
@@ -156,7 +158,7 @@ def _counted() -> dict[tuple[str, str, str], _Counts]:
     return counted
 
 
-def _row_of(number: int, record: dict[str, Any]) -> Row:
+def _row_of(number: int, record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
     key = _plain_name(record["operation"]), record["precision"], record["reason"]
     same = (
         "calls",
@@ -174,13 +176,14 @@ def _row_of(number: int, record: dict[str, Any]) -> Row:
         "noticed",
     )
     rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"])
+    seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
     return Row(
         operation=key[0],
         precision=key[1],
         rule=rule,
         is_own=is_own,
-        seconds=record["nanoseconds"] / 1e9,
-        cast_seconds=record["cast_nanoseconds"] / 1e9,
+        seconds=seconds,
+        cast_seconds=cast_seconds,
         order=number,
         **{name: record[name] for name in same},
     )
@@ -237,6 +240,7 @@ def reset() -> None:
     """Resets all counts to zero."""
     _core.reset_counts()
     _core.reset_watch()
+    device_times.reset()
     _core.forget_guarded_largest()
     _core.weights_reset_statistics()
     stopwatch.reset()

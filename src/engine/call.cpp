@@ -13,8 +13,10 @@
 #include "engine/retry.hpp"
 #include "engine/tracing.hpp"
 #include "errors.hpp"
+#include "host/tensors.hpp"
 #include "rules/decide.hpp"
 #include "rules/rule_source.hpp"
+#include "weights/cache.hpp"
 #include "weights/escapes.hpp"
 
 namespace habana_mp::engine {
@@ -43,12 +45,22 @@ PyObject* counted_if_failed(Owned result, const Facts& facts, Decision decision,
   return result.release();
 }
 
+// True if a call that failed may be made again, since the casts of weights that took its device's memory are gone.
+bool has_more_memory(const Facts& facts) {
+  return host::is_out_of_memory_error() && rules::may_repeat(facts.rule, facts) && weights::gives_memory_back();
+}
+
 // Inlined: each extra frame costs several nanoseconds on return.
 [[gnu::always_inline]] inline PyObject* call_with_casts(const Facts& facts, Plan plan) {
   Attempt attempt;
   attempt.is_fused = plan.is_fused;
   attempt.is_inside = plan.is_inside;
   Owned result = attempt_with_casts(facts, plan.computed_in, attempt);
+  if (!result && has_more_memory(facts)) [[unlikely]] {
+    attempt.context = {};
+    attempt.made = true;
+    result = attempt_with_casts(facts, plan.computed_in, attempt);
+  }
   if (result && plan.computed_in != plan.to) result = rounded(result.get(), plan.to, attempt.context);
   if (!result) {
     if (attempt.interrupted) return counted_if_failed(nullptr, facts, plan.decision, attempt.context);
@@ -132,6 +144,8 @@ Decision decision_to_report(Decision decision) {
     }
     const bool is_seen = !target.equivalent || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_without_modes(target, arguments);
+    if (result == nullptr && has_more_memory(facts)) [[unlikely]]
+      result = call_original(target, arguments);
     if (result == nullptr) [[unlikely]] {
       return counted_if_failed(try_plain_again(is_lower(plan.to), facts), facts, shown.value_or(plan.decision), {});
     }

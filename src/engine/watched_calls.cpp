@@ -16,7 +16,7 @@ namespace {
 // Returns the result of `make`, which makes the call.
 template <typename Make>
 PyObject* watched(Target& target, const Arguments& arguments, const Make& make) {
-  watch::Call call(&target);
+  watch::Call call(&target, arguments.values, arguments.count());
   PyObject* result = make(call);
   call.ends(arguments.values, arguments.count(), result);
   return result;

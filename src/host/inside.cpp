@@ -460,6 +460,11 @@ bool is_known_memory(const char* storage) {
   return whole != nullptr && is_private_file(whole);
 }
 
+bool is_memory_of_one_allocator(PyObject* one, PyObject* other) noexcept {
+  const auto deleter = [](PyObject* tensor) { return load<const void*>(storage_of(tensor), inside.deleter); };
+  return deleter(one) == deleter(other);
+}
+
 bool has_uncounted_owner(PyObject* tensor) {
   const Owned object = storage_object(tensor);
   drop_error();
@@ -493,21 +498,24 @@ bool Geometry::is_dense() const {
 
 namespace {
 
-bool view_in_memory(PyObject* tensor, DLTensor& view) {
-  return view_on_cpu(tensor, view) && (view.ndim == 0 || view.strides != nullptr);
+bool read_view(const DLTensor& view, Geometry& geometry) {
+  if (view.ndim != 0 && view.strides == nullptr) return false;
+  geometry.values = static_cast<const char*>(view.data) + view.byte_offset;
+  geometry.sizes.assign(view.shape, view.shape + view.ndim);
+  geometry.strides.assign(view.strides, view.strides + view.ndim);
+  return true;
 }
-
-const void* values_of(const DLTensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }
 
 }  // namespace
 
 bool read_geometry(PyObject* tensor, Geometry& geometry) {
   DLTensor view;
-  if (!view_in_memory(tensor, view)) return false;
-  geometry.values = values_of(view);
-  geometry.sizes.assign(view.shape, view.shape + view.ndim);
-  geometry.strides.assign(view.strides, view.strides + view.ndim);
-  return true;
+  return view_on_cpu(tensor, view) && read_view(view, geometry);
+}
+
+bool read_geometry_anywhere(PyObject* tensor, Geometry& geometry) {
+  DLTensor view;
+  return view_of(tensor, view) && view.data != nullptr && read_view(view, geometry);
 }
 
 bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept {
@@ -520,10 +528,9 @@ bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_s
   return true;
 }
 
-bool has_geometry(PyObject* tensor, const Geometry& geometry, bool is_at_same_address) noexcept {
+bool has_layout(PyObject* tensor, const Geometry& geometry) noexcept {
   DLTensor view;
-  if (!view_in_memory(tensor, view) || (is_at_same_address && values_of(view) != geometry.values)) return false;
-  return has_same_layout(view, geometry, is_at_same_address);
+  return view_of(tensor, view) && has_same_layout(view, geometry, false);
 }
 
 bool is_held_once(PyObject* tensor, bool has_holder) noexcept {

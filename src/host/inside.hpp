@@ -95,6 +95,9 @@ bool holds_its_memory_alone(PyObject* tensor);
 // True if a storage's memory comes from torch's allocator, or from a file that is mapped for this process alone. Other
 // code can then get the memory only through torch.
 bool is_known_memory(const char* storage);
+// True if the memory of these tensors is freed by the same function: that of their device's allocator, if one of them
+// is a new tensor.
+bool is_memory_of_one_allocator(PyObject* one, PyObject* other) noexcept;
 // True if NumPy is known to have had the memory of a storage.
 bool numpy_had_memory(const char* storage) noexcept;
 // Discards what is cached about files. A storage and its file may be gone, and another storage may have the same
@@ -124,12 +127,14 @@ struct Geometry {
 // Python code.
 bool read_geometry(PyObject* tensor, Geometry& geometry);
 
+// The same for a plain tensor on any device. Values that are not on the CPU must not be read.
+bool read_geometry_anywhere(PyObject* tensor, Geometry& geometry);
+
 // True if the sizes and strides are equal. Without `same_strides` a dimension of one element may have any stride.
 bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept;
 
-// True if the tensor has this geometry. Without `is_at_same_address` its address may differ, and a dimension of one
-// element may have any stride.
-bool has_geometry(PyObject* tensor, const Geometry& geometry, bool is_at_same_address) noexcept;
+// True if the tensor has this layout. A dimension of one element may have any stride.
+bool has_layout(PyObject* tensor, const Geometry& geometry) noexcept;
 
 // Returns the dispatch keys of a tensor; 0 if it has none.
 inline std::uint64_t keys_of(PyObject* tensor) noexcept {

@@ -10,6 +10,7 @@ target_sources(_core PRIVATE
   src/host/memory_map.cpp
   src/host/modes.cpp
   src/host/reader.cpp
+  src/host/streams.cpp
   src/host/symbols.cpp
   src/host/team.cpp
   src/host/thread_end.cpp

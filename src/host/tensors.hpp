@@ -23,6 +23,8 @@ inline bool is_tensor_base(PyObject* object) noexcept { return PyObject_TypeChec
 inline bool is_parameter_class(PyObject* object) noexcept {
   return object == reinterpret_cast<PyObject*>(api.parameter);
 }
+// True if the current exception says that the memory of an accelerator is used up.
+inline bool is_out_of_memory_error() noexcept { return PyErr_ExceptionMatches(api.out_of_memory_error) != 0; }
 inline bool is_dtype(PyObject* object) noexcept { return Py_TYPE(object) == api.dtype; }
 
 // Returns torch.bfloat16, torch.float16, or torch.float32 for any other kind; borrowed.

@@ -114,12 +114,19 @@ bool bind_torch() {
     const char* name;
     PyObject** slot;
   } objects[] = {
-      {"float32", &found.float32},       {"bfloat16", &found.bfloat16},
-      {"float16", &found.float16},       {"float64", &found.float64},
-      {"complex32", &found.complex32},   {"complex64", &found.complex64},
-      {"complex128", &found.complex128}, {"get_num_threads", &found.get_num_threads},
-      {"empty_like", &found.empty_like}, {"channels_last", &found.channels_last_order},
-      {"strided", &found.strided},       {"jagged", &found.jagged},
+      {"float32", &found.float32},
+      {"bfloat16", &found.bfloat16},
+      {"float16", &found.float16},
+      {"float64", &found.float64},
+      {"complex32", &found.complex32},
+      {"complex64", &found.complex64},
+      {"complex128", &found.complex128},
+      {"get_num_threads", &found.get_num_threads},
+      {"empty_like", &found.empty_like},
+      {"channels_last", &found.channels_last_order},
+      {"strided", &found.strided},
+      {"jagged", &found.jagged},
+      {"OutOfMemoryError", &found.out_of_memory_error},
   };
   for (const auto& object : objects) {
     *object.slot = attribute(torch, object.name);

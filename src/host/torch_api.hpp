@@ -42,6 +42,7 @@ struct TorchApi {
   setter set_data = nullptr;  // torch's own setter, also while a stub is in the definition
   PyObject* get_num_threads = nullptr;
   PyObject* is_mkldnn_enabled = nullptr;  // torch._C._get_mkldnn_enabled
+  PyObject* out_of_memory_error = nullptr;
   PyObject* empty_like = nullptr;
   PyObject* strided = nullptr;  // the layout of dense tensors; the next is that of nested ones
   PyObject* jagged = nullptr;

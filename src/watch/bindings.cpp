@@ -131,10 +131,12 @@ py::list watched_events() {
 
 void register_watch(py::module_& module) {
   module.def("set_watch", [](const py::tuple& passed_over, const py::tuple& compilers, const py::object& call_impl_code,
-                             const py::object& names, const py::object& traced_place) {
+                             const py::object& names, const py::object& traced_place, const py::object& mark,
+                             const py::object& took) {
     watch::set_passed_over(passed_over.ptr(), compilers.ptr(), call_impl_code.ptr());
     watch::set_module_names(names.ptr());
     watch::set_traced_place(traced_place.ptr());
+    watch::set_device_clock(mark.ptr(), took.ptr());
   });
   using Names = const std::vector<std::string>&;
   module.def("set_sensitive", [](Names angles, Names counts, Names statistics, Names sums, Names decays) {

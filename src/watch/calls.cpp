@@ -20,6 +20,8 @@ namespace {
 thread_local OpenCalls<Operation> open_calls;
 Detail detail = Detail::modules;
 NeverDestroyed<Owned> traced_place;
+NeverDestroyed<Owned> mark_on_device;
+NeverDestroyed<Owned> took_on_device;
 // Estimates for casts that torch makes within its operation, which cannot be timed. A value takes as long as in a cast
 // of this package.
 double nanoseconds_a_byte = 0;
@@ -134,10 +136,51 @@ void note_input(Record& record, PyObject* tensor, Kind wanted) {
   record.from.push_back({maker, 1, casts});
 }
 
+// Returns an event that is recorded now on the device of a tensor or of another event. Null if there is none.
+Owned mark_at(PyObject* place) {
+  if (place == nullptr || !*mark_on_device) return nullptr;
+  const HeldError held;
+  const Owned function = Owned::borrowed(mark_on_device->get());
+  Owned event(PyObject_CallOneArg(function.get(), place));
+  clear_error();
+  return event.get() == Py_None ? nullptr : std::move(event);
+}
+
+// The same for the first tensor among the arguments, if it is not on the CPU.
+Owned mark_first(PyObject* const* arguments, Py_ssize_t count) {
+  PyObject* const* const end = arguments + count;
+  PyObject* const* const first = std::find_if(arguments, end, &host::is_tensor_base);
+  return first != end && host::is_off_cpu(*first) ? mark_at(*first) : nullptr;
+}
+
+void add_span(Owned& spans, PyObject* begin, PyObject* end) noexcept {
+  const HeldError held;
+  if (!spans) spans = Owned(PyList_New(0));
+  const Owned span(end == nullptr ? nullptr : PyTuple_Pack(2, begin, end));
+  if (spans && span) PyList_Append(spans.get(), span.get());
+  clear_error();
+}
+
+void ends_on_device(Operation& operation, bool is_recorded) {
+  const Owned end = mark_at(operation.device_begin.get());
+  if (Operation* const outer = operation.outer())
+    add_span(outer->device_inside, operation.device_begin.get(), end.get());
+  if (!end || !is_recorded) return;
+  const HeldError held;
+  const Owned function = Owned::borrowed(took_on_device->get());
+  const auto or_none = [](const Owned& list) { return list ? list.get() : Py_None; };
+  const Owned done(PyObject_CallFunction(function.get(), "nOOOO", static_cast<Py_ssize_t>(operation.record->number),
+                                         operation.device_begin.get(), end.get(), or_none(operation.device_inside),
+                                         or_none(operation.device_casts)));
+  clear_error();
+}
+
 }  // namespace
 
-Call::Call(const void* target) : operation_(std::make_unique<Operation>()) {
+Call::Call(const void* target, PyObject* const* arguments, Py_ssize_t count)
+    : operation_(std::make_unique<Operation>()) {
   operation_->target = target;
+  operation_->device_begin = mark_first(arguments, count);
   operation_->begin = nanoseconds();
   open_calls.add(*operation_);
 }
@@ -167,6 +210,7 @@ void Call::weight_was_refused(std::uint8_t why) noexcept {
 }
 
 void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) {
+  if (operation_->device_begin) ends_on_device(*operation_, is_recorded());
   if (!is_recorded() || detail != Detail::lines) return;
   const HeldError held;  // the call may have raised
   Record& record = *operation_->record;
@@ -190,11 +234,20 @@ void decided(const void* target, const std::string& operation, bool is_kept, rul
   }
 }
 
-CastTime::CastTime() noexcept : begin_(open_calls.innermost() == nullptr ? 0 : nanoseconds()) {}
+CastTime::CastTime() : begin_(open_calls.innermost() == nullptr ? 0 : nanoseconds()) {
+  if (begin_ != 0) device_begin_ = mark_at(open_calls.innermost()->device_begin.get());
+}
 
 CastTime::~CastTime() {
   Operation* const innermost = open_calls.innermost();
-  if (innermost != nullptr && begin_ != 0) innermost->casting += nanoseconds() - begin_;
+  if (innermost == nullptr || begin_ == 0) return;
+  innermost->casting += nanoseconds() - begin_;
+  if (device_begin_) add_span(innermost->device_casts, device_begin_.get(), mark_at(device_begin_.get()).get());
+}
+
+void set_device_clock(PyObject* mark, PyObject* took) noexcept {
+  *mark_on_device = Owned::borrowed_or_null(mark);
+  *took_on_device = Owned::borrowed_or_null(took);
 }
 
 void set_traced_place(PyObject* function) noexcept { *traced_place = Owned::borrowed_or_null(function); }

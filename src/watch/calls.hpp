@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "listeners.hpp"
+#include "owned.hpp"
 #include "watch/open_calls.hpp"
 #include "watch/records.hpp"
 
@@ -19,12 +20,17 @@ struct Operation : OpenCall<Operation> {
   std::uint64_t casting = 0;
   Record* record = nullptr;
   std::uint64_t generation = 0;  // of the record
+  // On an accelerator: the event at its beginning, and lists of pairs of events around the handled calls and the casts
+  // inside of it; null if there are none.
+  Owned device_begin;
+  Owned device_inside;
+  Owned device_casts;
 };
 
 // One call of a handled operation, from its beginning to its end in the caller's frame.
 class Call {
  public:
-  explicit Call(const void* target);
+  Call(const void* target, PyObject* const* arguments, Py_ssize_t count);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -51,14 +57,21 @@ void decided(const void* target, const std::string& operation, bool is_kept, rul
 // Counts the time from its construction to its destruction as time for casts of the innermost call.
 class CastTime {
  public:
-  CastTime() noexcept;
+  CastTime();
   ~CastTime();
   CastTime(const CastTime&) = delete;
   CastTime& operator=(const CastTime&) = delete;
 
  private:
   std::uint64_t begin_;
+  Owned device_begin_;
 };
+
+// Sets the Python functions that measure times on accelerators. `mark` takes a tensor or an event, and returns an event
+// that is recorded now on its device, or None if no time is measured there. `took` takes the number of a record, the
+// events around one of its calls, and the lists of pairs of events around the calls and the casts inside of it. Holds
+// references.
+void set_device_clock(PyObject* mark, PyObject* took) noexcept;
 
 // Sets the Python function that returns the place of what torch.compile traces: (file or None, function, line, module
 // path or None), or None. Holds a reference; null for none.

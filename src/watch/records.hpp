@@ -66,7 +66,7 @@ struct Record {
   Amounts amounts;
   std::uint64_t nanoseconds = 0;           // of the calls alone, without handled calls inside them
   std::uint64_t cast_nanoseconds = 0;      // of their casts
-  std::array<std::uint64_t, 8> refused{};  // weights whose cast was not cached, by weights::Refusal
+  std::array<std::uint64_t, 9> refused{};  // weights whose cast was not cached, by weights::Refusal
   Noticed noticed;
   // A record whose results were among the inputs of this one.
   struct From {

@@ -4,10 +4,10 @@
 #include <string>
 
 #include "host/free_memory.hpp"
+#include "host/streams.hpp"
 #include "pybind.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
-#include "weights/memory_limit.hpp"
 
 namespace py = pybind11;
 
@@ -46,15 +46,24 @@ void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
       [](bool on, const py::object& view, const py::object& recorded, std::optional<std::uint64_t> most_bytes,
-         std::int64_t least_part, std::int64_t least_tracked) {
-        weights::configure({on, held_or_null(view), held_or_null(recorded), most_bytes, least_part, least_tracked});
+         std::int64_t least_part, std::int64_t least_tracked, const py::object& accelerator_of,
+         const py::object& free_memory, const py::object& wait_for_stream) {
+        weights::configure({on, held_or_null(view), held_or_null(recorded), held_or_null(accelerator_of),
+                            held_or_null(free_memory), held_or_null(wait_for_stream), most_bytes, least_part,
+                            least_tracked});
       },
-      py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"), py::arg("least_part"),
-      py::arg("least_tracked"));
+      py::arg("on"), py::arg("view") = py::none(), py::arg("recorded") = py::none(), py::arg("most_bytes") = py::none(),
+      py::arg("least_part") = 0, py::arg("least_tracked") = 0, py::arg("accelerator_of") = py::none(),
+      py::arg("free_memory") = py::none(), py::arg("wait_for_stream") = py::none());
+  module.def("weights_doubt_all", &weights::doubt_all);
+  module.def("weights_capture_begins", &weights::capture_begins);
+  module.def("weights_capture_ends", &weights::capture_ends);
+  module.def("is_capturing", &weights::is_capturing);
+  module.def("current_stream", &host::current_stream);
   // For tests.
   module.def("weights_set_root_of_memory_files", [](const std::string& root) {
     host::set_root_of_memory_files(root);
-    weights::memory_limit = {};
+    weights::forget_free_memory();
   });
   module.def("weights_free_memory", &host::free_memory);
   module.def("weights_tap", [](const py::dict& methods) {

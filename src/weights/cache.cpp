@@ -1,6 +1,7 @@
 #include "weights/cache.hpp"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <span>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "errors.hpp"
 #include "from_c.hpp"
 #include "host/aten.hpp"
+#include "host/free_memory.hpp"
 #include "host/tensors.hpp"
 #include "weakrefs.hpp"
 #include "weights/entry.hpp"
@@ -18,7 +20,6 @@ namespace habana_mp::weights {
 
 NeverDestroyed<Settings> settings;
 Statistics counts;
-MemoryLimit memory_limit;
 
 // Made when the module is loaded, for a child that is forked meanwhile.
 static NeverDestroyed<Cache> the_cache;
@@ -29,6 +30,12 @@ bool may_be_cached() noexcept { return settings->on && !host::is_traced(); }
 namespace {
 
 constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
+
+// The limits of the devices by their numbers.
+NeverDestroyed<std::map<int, MemoryLimit>> memory_limits;
+
+// The graphs that are being captured.
+int captures = 0;
 
 // Makes the entry known, or unknown, by the storage in its snapshot.
 void register_storage(Entry& entry) { cache().by_storage.emplace(entry.snapshot.storage, &entry); }
@@ -72,19 +79,19 @@ Owned make_cast(const Entry& entry, PyObject* weight) {
   Owned plain = host::detach(weight);
   tensor::CastResult ignored;
   Owned made = plain ? tensor::cast(plain.get(), Kind::f32, entry.to, ignored) : nullptr;
-  if (made && !(host::is_plain_tensor(made.get()) && host::has_geometry(made.get(), entry.geometry, false))) {
-    made.reset();
-  }
+  const auto has_layout = [&] { return host::has_layout(made.get(), entry.geometry); };
+  if (made && !(host::is_plain_tensor(made.get()) && has_layout())) made.reset();
   clear_error();
   return made;
 }
 
 // Sets the entry's sizes, layout and sampled places from the weight. Returns false if the weight has no values, or if
-// they have gaps or overlap.
+// they have gaps or overlap. Of a weight on an accelerator no values are sampled: to read them, the processor would
+// have to wait.
 bool find_values(Entry& entry, PyObject* weight) {
   host::Geometry geometry;
   const std::int64_t elements = host::count_elements(weight);
-  if (elements == 0 || !host::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
+  if (elements == 0 || !host::read_geometry_anywhere(weight, geometry) || !geometry.is_dense()) return false;
   entry.size = host::as_tuple(geometry.sizes);
   if (!entry.size) throw std::bad_alloc();
   entry.elements = elements;
@@ -92,16 +99,37 @@ bool find_values(Entry& entry, PyObject* weight) {
   for (std::size_t i = 0; i < sample_count; ++i) {
     const std::int64_t place = (elements - 1) / last * static_cast<std::int64_t>(i) +
                                (elements - 1) % last * static_cast<std::int64_t>(i) / last;
-    entry.sampled[i] = static_cast<const std::uint32_t*>(geometry.values) + place;
+    static constexpr std::uint32_t unread = 0;
+    entry.sampled[i] = entry.device == on_cpu ? static_cast<const std::uint32_t*>(geometry.values) + place : &unread;
   }
   entry.geometry = std::move(geometry);
   return true;
 }
 
-// True if a further cast of this size may be cached.
-bool limit_allows(std::uint64_t bytes) {
+// Returns how many bytes are free on an accelerator; 0 if it does not tell.
+std::uint64_t free_memory_of_accelerator(int device) {
+  const Owned function = Owned::borrowed_or_null(settings->free_memory.get());
+  const Owned free(function ? PyObject_CallFunction(function.get(), "i", device) : nullptr);
+  const std::uint64_t bytes = free ? PyLong_AsUnsignedLongLong(free.get()) : 0;
+  const bool failed = PyErr_Occurred() != nullptr;
+  clear_error();
+  return failed ? 0 : bytes;
+}
+
+// True if a further cast of this size may be cached on this device.
+bool limit_allows(int device, std::uint64_t bytes) {
   if (settings->most_bytes) return bytes <= *settings->most_bytes && counts.bytes <= *settings->most_bytes - bytes;
-  return memory_limit.allows(counts.bytes, bytes);
+  return (*memory_limits)[device].allows(
+      bytes, [device] { return device == on_cpu ? host::free_memory() : free_memory_of_accelerator(device); });
+}
+
+// Returns the number of the accelerator on which this weight is; -1 if casts cannot be cached on its device.
+int accelerator_of(PyObject* weight) {
+  const Owned function = Owned::borrowed_or_null(settings->accelerator_of.get());
+  const Owned number(function ? PyObject_CallOneArg(function.get(), weight) : nullptr);
+  const long found = number ? PyLong_AsLong(number.get()) : -1;
+  clear_error();
+  return static_cast<int>(found);
 }
 
 // True if something has the weight's memory and not its version counter. The number of owners alone does not show it: a
@@ -114,8 +142,8 @@ bool has_alias(Entry& entry, PyObject* weight) {
 // Returns the reason why no cast of this weight may be cached now.
 std::optional<Refusal> reason_to_refuse(Entry& entry, PyObject* weight, const Snapshot& now) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
-  if (host::is_off_cpu(weight)) return Refusal::device;
-  if (!host::is_known_memory(now.storage)) return Refusal::memory;
+  if (entry.device == on_cpu && host::is_off_cpu(weight)) return Refusal::device;
+  if (entry.device == on_cpu && !host::is_known_memory(now.storage)) return Refusal::memory;
   if (has_alias(entry, weight)) return Refusal::held;
   if (entry.is_lent && !host::holds_its_memory_alone(weight)) return Refusal::lent;
   entry.is_lent = false;
@@ -132,10 +160,11 @@ std::optional<Refusal> settle(Entry& entry, PyObject* weight) {
     register_storage(entry);
     entry.is_lent = now.storage != nullptr && host::numpy_had_memory(now.storage);
     entry.aliases.clear();
+    entry.device = host::is_off_cpu(weight) ? accelerator_of(weight) : on_cpu;
   }
   if (const auto refusal = reason_to_refuse(entry, weight, now)) return refusal;
   if (!find_values(entry, weight)) return Refusal::layout;
-  if (!limit_allows(entry.bytes())) return Refusal::limit;
+  if (!limit_allows(entry.device, entry.bytes())) return Refusal::limit;
   entry.snapshot = host::snapshot_of(weight);
   entry.samples = entry.look();
   return std::nullopt;
@@ -157,6 +186,15 @@ bool make_again(Entry& entry, PyObject* weight) {
   if (!made || entry.attempts != attempt) {
     entry.refusal = made ? Refusal::changing : Refusal::layout;
     return false;
+  }
+  if (entry.device != on_cpu) {
+    const std::optional<std::int64_t> stream = host::current_stream(entry.device);
+    if (!stream || !host::is_memory_of_one_allocator(weight, made.get())) {
+      entry.refusal = stream ? Refusal::memory : Refusal::device;
+      return false;
+    }
+    entry.stream = *stream;
+    entry.joined.clear();
   }
   entry.settled = doubts;
   Owned holder = host::make_holder(made.get());
@@ -217,6 +255,19 @@ Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, Py
   return made;
 }
 
+// Makes the current stream of the weight's accelerator wait until the cast is made. Returns false, with the entry
+// unchanged, if that fails, or if the entry has another cast by then.
+bool wait_for_cast(Entry& entry) {
+  const Owned cast = Owned::borrowed(entry.cast.get());
+  const Owned function = Owned::borrowed_or_null(settings->wait_for_stream.get());
+  const std::optional<std::int64_t> here = host::current_stream(entry.device);
+  const Owned done(here && function ? PyObject_CallFunction(function.get(), "OL", cast.get(), entry.stream) : nullptr);
+  clear_error();
+  if (!done || entry.cast.get() != cast.get()) return false;
+  entry.joined.push_back(*here);
+  return true;
+}
+
 // A weight's entry, whose cast is valid, and the cast. Both are null if no cast can be cached; an exception is set only
 // for an interrupt. If the cast had to be made, `held` keeps the entry alive, and `elements` is the number of elements
 // that were cast.
@@ -226,8 +277,17 @@ struct Valid {
 };
 Valid valid_cast(PyObject* weight, Kind to, bool records, std::shared_ptr<Entry>& held, std::int64_t& elements) {
   elements = 0;
+  if (is_capturing() && host::is_off_cpu(weight)) [[unlikely]] {
+    ++counts.refused[static_cast<std::size_t>(Refusal::capture)];
+    return {};
+  }
   Entry* entry = entry_of(weight, to);
-  if (entry != nullptr && entry->has(Layout::plain) && is_unchanged(*entry, weight)) {
+  bool is_valid = entry != nullptr && entry->has(Layout::plain) && is_unchanged(*entry, weight);
+  if (is_valid && !entry->is_ready_here()) [[unlikely]] {
+    held = entry_for(weight, to);
+    is_valid = held.get() == entry && wait_for_cast(*entry);
+  }
+  if (is_valid) {
     ++counts.hits;
   } else {
     if (!settings->on) return {};  // switched off since the call began
@@ -286,6 +346,7 @@ void Entry::hold(Owned made, Owned its_holder, Layout its_layout, Owned options)
   untracked_uses = 0;
   if (cast) {
     counts.bytes -= bytes();
+    (*memory_limits)[device].kept -= bytes();
     --counts.weights;
     if (layout != Layout::plain) --counts.packed;
   }
@@ -297,6 +358,7 @@ void Entry::hold(Owned made, Owned its_holder, Layout its_layout, Owned options)
   cast_storage = made_storage;
   if (cast) {
     counts.bytes += bytes();
+    (*memory_limits)[device].kept += bytes();
     ++counts.weights;
     if (layout != Layout::plain) ++counts.packed;
   }
@@ -310,7 +372,7 @@ Entry::~Entry() {
 void configure(Settings wanted) noexcept {
   wanted.on = wanted.on && host::can_look_inside();
   const Settings former = std::exchange(*settings, std::move(wanted));
-  memory_limit = {};
+  forget_free_memory();
   if (!settings->on || (settings->most_bytes && counts.bytes > *settings->most_bytes)) forget_all();
 }
 
@@ -331,7 +393,8 @@ Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elem
   const bool is_whole = host::count_elements(view) == host::count_elements(base.weight());
   // A separate cast of a view with gaps has no gaps, so a part of the weight's cast would have another layout.
   host::Geometry part;
-  if ((is_recorded && !is_whole) || host::is_negative(view) || !host::read_geometry(view, part) || !part.is_dense()) {
+  if ((is_recorded && !is_whole) || host::is_negative(view) || !host::read_geometry_anywhere(view, part) ||
+      !part.is_dense()) {
     return nullptr;
   }
   std::shared_ptr<Entry> held;
@@ -403,6 +466,29 @@ void drop_trained() {
   for (const auto& entry : trained) entry->drop();
 }
 
+void capture_begins() noexcept { ++captures; }
+void capture_ends() noexcept { captures = std::max(captures - 1, 0); }
+bool is_capturing() noexcept { return captures != 0; }
+
+bool gives_memory_back() {
+  if (!host::is_out_of_memory_error()) return false;
+  std::vector<std::shared_ptr<Entry>> dropped;  // to drop a cast may run other code
+  for (const auto& [key, entry] : cache().entries) {
+    if (entry->device != on_cpu && entry->cast) dropped.push_back(entry);
+  }
+  if (dropped.empty()) return false;
+  clear_error();
+  for (const auto& entry : dropped) {
+    (*memory_limits)[entry->device].refuse();
+    entry->drop();
+  }
+  return true;
+}
+
+void forget_free_memory() noexcept {
+  for (auto& [device, limit] : *memory_limits) limit.forget();
+}
+
 void forget(PyObject* weight) noexcept { forget_address(weight); }
 
 void forget_all() noexcept {
@@ -421,7 +507,8 @@ const char* describe(Refusal refusal) noexcept {
       "NumPy or DLPack may have its memory",
       "its memory is not torch's own",
       "nothing counts its changes",
-      "it is not on the CPU",
+      "its device has no memory, or is not torch's accelerator",
+      "a graph is being captured",
       "its values have gaps",
       "the limit was reached",
       "another thread made it again",

@@ -20,6 +20,12 @@ struct Settings {
   bool on = false;
   Owned view;      // torch.ops.aten._unsafe_view, unpatched; or null
   Owned recorded;  // takes a weight and its cast, and makes the cast a part of autograd's graph; or null
+  // What the cache asks of a weight's accelerator, as Python functions. The first one takes a weight, and returns the
+  // accelerator's number, or -1 if casts cannot be cached there. The second one takes that number, and returns how many
+  // bytes are free. The third one takes a cast and a stream, for which the current stream waits.
+  Owned accelerator_of;
+  Owned free_memory;
+  Owned wait_for_stream;
   // The largest size of all cached casts together. If it is not set, the limit is a share of the free memory (see
   // `MemoryLimit`).
   std::optional<std::uint64_t> most_bytes;
@@ -79,9 +85,21 @@ void lend(const char* storage) noexcept;
 // Drops the casts of all weights that require a gradient: an optimizer's step begins or ends.
 void drop_trained();
 
+// While a graph of an accelerator's operations is captured, no cast of a weight on an accelerator is cached or taken
+// from the cache: the casts become a part of the graph, since it may run again when the weights have changed.
+void capture_begins() noexcept;
+void capture_ends() noexcept;
+bool is_capturing() noexcept;
+
+// Drops the casts on accelerators if the current exception says that an accelerator's memory is used up. Returns true,
+// with the exception cleared, if that has freed memory, so that the operation may succeed now.
+bool gives_memory_back();
+
 // True if this tensor has the memory of a cached cast.
 bool is_cached_memory(PyObject* tensor) noexcept;
 
+// Reads anew how much memory is free before more casts are cached.
+void forget_free_memory() noexcept;
 void forget(PyObject* weight) noexcept;
 void forget_all() noexcept;
 
@@ -91,7 +109,8 @@ enum class Refusal : std::uint8_t {
   lent,      // NumPy or DLPack may have its memory
   memory,    // its memory is not torch's own
   version,   // no version counts its changes: it was made in inference mode, or is a negated view
-  device,    // it is not on the CPU
+  device,    // it is on a device without memory (meta), or on one beside torch's accelerator
+  capture,   // a graph is being captured
   layout,    // its values have gaps or overlap
   limit,     // the limit was reached
   changing,  // another thread makes its cast at the same time

@@ -1,15 +1,18 @@
 // The entries of the cache, one for each weight and precision. Only for src/weights and src/accel/products.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "host/inside.hpp"
+#include "host/streams.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
 
@@ -19,10 +22,13 @@ using host::Snapshot;
 
 extern Statistics counts;
 
-// This many of a weight's values are compared at each use. The comparison notices writes of C code through a pointer,
-// which torch does not notice: such code usually writes the whole weight.
+// This many values of a weight on the CPU are compared at each use. The comparison notices writes of C code through a
+// pointer, which torch does not notice: such code usually writes the whole weight.
 constexpr std::size_t sample_count = 8;
 using Samples = std::array<std::uint32_t, sample_count>;
+
+// In place of an accelerator's number.
+constexpr int on_cpu = -1;
 
 enum class Layout : std::uint8_t {
   plain,    // a tensor with the weight's sizes and strides
@@ -50,6 +56,9 @@ struct Entry {
   Owned packed_for;                     // the options of the convolution that the library's packed form is for
   host::Geometry geometry;              // of the weight at that time; without values: unknown
   Owned size;                           // the weight's sizes as a tuple
+  int device = on_cpu;                  // the number of the weight's accelerator
+  std::int64_t stream = 0;              // the accelerator's stream on which the cast was made
+  std::vector<std::int64_t> joined;     // other streams that have waited for this one since
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> sampled{};
   Samples samples{};
@@ -64,6 +73,14 @@ struct Entry {
   void hold(Owned made, Owned its_holder, Layout its_layout = Layout::plain, Owned options = nullptr);
   void drop() { hold(nullptr, nullptr); }
   [[nodiscard]] bool has(Layout wanted) const { return cast && layout == wanted; }
+  // True if the next operation on the weight's device may read the cast: the device's current stream has made it, or
+  // has waited for the stream that has.
+  [[nodiscard]] bool is_ready_here() const {
+    if (device == on_cpu) [[likely]]
+      return true;
+    const std::optional<std::int64_t> here = host::current_stream(device);
+    return here == stream || std::find(joined.begin(), joined.end(), here) != joined.end();
+  }
 
   [[nodiscard]] Samples look() const {
     Samples seen{};

@@ -1,7 +1,5 @@
 #include "weights/memory_limit.hpp"
 
-#include "host/free_memory.hpp"
-
 namespace habana_mp::weights {
 
 namespace {
@@ -22,18 +20,28 @@ bool MemoryLimit::is_known(Clock::time_point now, std::uint64_t wanted) const {
   return wanted <= allowed_until_ && now - read_at_ < longest_trust;
 }
 
-bool MemoryLimit::allows(std::uint64_t kept, std::uint64_t bytes) noexcept {
+bool MemoryLimit::allows(std::uint64_t bytes, const FreeMemory& free_memory) {
   const std::uint64_t wanted = kept + bytes;
   if (wanted <= negligible) return true;
   const Clock::time_point now = Clock::now();
   if (is_known(now, wanted)) return wanted < refused_from_;
   read_at_ = now;
-  const std::uint64_t free = host::free_memory();
+  const std::uint64_t free = free_memory();
   const std::uint64_t most = kept / 2 + free / 2;
   const bool is_allowed = wanted <= most;
   refused_from_ = is_allowed ? ~std::uint64_t{0} : wanted;
   allowed_until_ = is_allowed ? wanted + (most - wanted) / part : 0;
   return is_allowed;
+}
+
+void MemoryLimit::refuse() {
+  read_at_ = Clock::now();
+  refused_from_ = 0;
+}
+
+void MemoryLimit::forget() {
+  refused_from_ = ~std::uint64_t{0};
+  allowed_until_ = 0;
 }
 
 }  // namespace habana_mp::weights

@@ -17,6 +17,7 @@ from habana_mp.common.paths import PACKAGE
 from habana_mp.ops import observed
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.torch import begun_backwards, module_paths
+from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.module_paths import module_name
 
 _CALLS = Assumption(
@@ -65,7 +66,8 @@ def _nanoseconds_a_cast() -> float:
 def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
     code = direct_calls.code_of_calls()
-    _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place)
+    times = device_times
+    _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place, times.mark, times.took)
     _core.set_sensitive(observed.ANGLES, observed.COUNTS, observed.STATISTICS, observed.SUMS, observed.DECAYS)
 
 

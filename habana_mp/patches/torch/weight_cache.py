@@ -11,6 +11,7 @@ from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tracked_casts import KeptCast
+from habana_mp.patches.torch.accelerators import accelerator_of, free_memory, wait_for_stream
 from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
 
 _METHODS = Assumption(
@@ -96,11 +97,14 @@ class WeightCache(Patch):
             most_bytes=most_bytes,
             least_part=LEAST_PART,
             least_tracked=LEAST_TRACKED,
+            accelerator_of=accelerator_of,
+            free_memory=free_memory,
+            wait_for_stream=wait_for_stream,
         )
 
     def uninstall(self) -> None:
         # Drops all casts.
-        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_tracked=0)
+        _core.weights_configure(on=False)
         _core.weights_untap()
 
 

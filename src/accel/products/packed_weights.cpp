@@ -236,7 +236,8 @@ bool may_pack(const WeightCall& call) noexcept {
 bool may_be_packed(const WeightCall& call, Kind to) {
   if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
-  if (known == nullptr || !known->cast || known->elements < least_elements_to_pack) return false;
+  if (known == nullptr || !known->cast || known->device != weights::on_cpu) return false;
+  if (known->elements < least_elements_to_pack) return false;
   const bool is_packed = known->layout == Layout::library;
   if (is_packed && !is_unchanged(*known, call.weight)) return false;
   if (!is_packed && known->untracked_uses < quiet_uses_before_packing(*known)) return false;

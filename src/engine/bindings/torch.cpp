@@ -14,6 +14,7 @@
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
+#include "host/streams.hpp"
 #include "host/symbols.hpp"
 #include "host/team.hpp"
 #include "host/torch_api.hpp"
@@ -53,6 +54,7 @@ void register_torch(py::module_& module) {
     or_throw(engine::bind_flags());
     host::bind_inside();
     host::bind_aten();
+    host::bind_streams();
     host::bind_casts_inside();
     host::bind_team();
     bound = true;

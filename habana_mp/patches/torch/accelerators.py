@@ -1,0 +1,126 @@
+"""Cached casts of weights on an accelerator: what the core asks of the accelerator, and graphs of its operations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.patch import Patch, Settings
+
+_STREAMS = Assumption(
+    "torch.streams-of-accelerators",
+    assumed="the core finds the current stream of a device of torch's accelerator",
+    check="for each device it is the one that `torch.accelerator.current_stream` returns",
+    otherwise="no casts of weights on that device are kept",
+)
+
+
+def accelerator_of(weight: Tensor) -> int:
+    """Returns the number of the weight's accelerator; -1 if its device has no memory, or is not torch's accelerator."""
+    accelerator = torch.accelerator.current_accelerator()
+    device = weight.device
+    if accelerator is None or accelerator.type != device.type:
+        return -1
+    graphs_of_accelerators.follow()  # the accelerator may have been registered after `convert`
+    number = device.index
+    return number if holds(_STREAMS, partial(_agree_on_stream, number), f"{device}") else -1
+
+
+def _agree_on_stream(number: int) -> bool:
+    return bool(_core.current_stream(number) == torch.accelerator.current_stream(number).stream_id)
+
+
+def free_memory(number: int) -> int:
+    """Returns how many bytes can still be allocated on an accelerator: also what its allocator holds for reuse."""
+    module: Any = torch.get_device_module()
+    free, _ = module.mem_get_info(number)
+    return int(free + module.memory_reserved(number) - module.memory_allocated(number))
+
+
+def wait_for_stream(cast: Tensor, number: int) -> None:
+    """Makes the current stream wait for the stream of that number, which has made the cast. The cast's memory is not
+    used for anything else before the current stream has finished."""
+    here = torch.accelerator.current_stream(cast.device)
+    made_on = torch.Stream(stream_id=number, device_index=here.device_index, device_type=here.device_type)
+    here.wait_stream(made_on)
+    cast.record_stream(here)
+
+
+class GraphsOfAccelerators(Patch):
+    """Tells the core when a graph is captured, and casts weights again after a graph has run: it may have changed
+    them without a new version."""
+
+    def __init__(self) -> None:
+        self._exchanged = ExchangedAttributes()
+        self._followed: set[type] = set()
+        self._is_installed = False
+
+    def install(self, settings: Settings) -> None:
+        self._is_installed = True
+        self.follow()
+
+    def uninstall(self) -> None:
+        self._is_installed = False
+        self._exchanged.put_back()
+        self._followed.clear()
+
+    def follow(self) -> None:
+        """Also follows the graphs of an accelerator that has come since."""
+        for graph in _classes_of_graphs() if self._is_installed else ():
+            if graph not in self._followed:
+                self._followed.add(graph)
+                for name, notice in _NOTICES.items():
+                    self._exchanged.exchange(graph, name, notice(getattr(graph, name)))
+
+
+graphs_of_accelerators = GraphsOfAccelerators()
+
+
+def _classes_of_graphs() -> Iterator[type]:
+    """Yields the classes of torch's accelerators that capture and replay a graph, such as `torch.cuda.CUDAGraph`."""
+    for name in ("accelerator", "cuda", "xpu", torch._C._get_privateuse1_backend_name()):
+        for one in vars(sys.modules.get(f"torch.{name}", torch.cuda)).values():
+            if isinstance(one, type) and all(hasattr(one, method) for method in _NOTICES):
+                yield one
+
+
+def _noticing_begin(begin: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(begin)
+    def capture_begin(*args: Any, **kwargs: Any) -> Any:
+        result = begin(*args, **kwargs)
+        _core.weights_capture_begins()
+        return result
+
+    return capture_begin
+
+
+def _noticing_end(end: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(end)
+    def capture_end(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(*args, **kwargs)
+        finally:
+            _core.weights_capture_ends()
+
+    return capture_end
+
+
+def _noticing_replay(replay: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(replay)
+    def replay_and_notice(*args: Any, **kwargs: Any) -> Any:
+        result = replay(*args, **kwargs)
+        _core.weights_doubt_all()
+        return result
+
+    return replay_and_notice
+
+
+_NOTICES = {"capture_begin": _noticing_begin, "capture_end": _noticing_end, "replay": _noticing_replay}
