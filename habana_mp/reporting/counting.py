@@ -16,8 +16,8 @@ from habana_mp import _core
 from habana_mp.common.paths import is_installed
 from habana_mp.common.version import __version__
 from habana_mp.patches.torch import stepped_weights
-from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
+from habana_mp.patches.torch.device_times import device_times
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT

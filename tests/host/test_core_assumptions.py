@@ -26,7 +26,7 @@ CORE: dict[str, set[str]] = {
     "torch.autocast-functions": set(),
     "torch.dlpack-exchange": set(),
     "torch.flag-functions": {"torch.autocast-functions"},
-    "torch.flags-in-place,torch.forward-ad-level,torch.operators": set(),
+    "torch.current-stream,torch.flags-in-place,torch.forward-ad-level,torch.operators": set(),
     "torch.tensor-inside": {"torch.autocast-functions"},
     "torch.tensor-layout": {
         *("torch.tensor-inside", "torch.autocast-functions", "torch.flags-in-place", "torch.operators"),

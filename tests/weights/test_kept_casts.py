@@ -412,7 +412,11 @@ def _made_in_inference_mode() -> nn.Parameter:
         ("NumPy or DLPack may have its memory", lambda: (w := weight(16, 32), w.detach().numpy(), w.detach()), {}),
         ("its memory is not torch's own", lambda: (nn.Parameter(torch.from_numpy(np.ones((16, 32), np.float32))),), {}),
         ("nothing counts its changes", lambda: (_made_in_inference_mode(),), {}),
-        ("its device has no memory, or is not torch's accelerator", lambda: (nn.Parameter(torch.empty(16, 32, device="meta")),), {}),
+        (
+            "its device has no memory, or is not torch's accelerator",
+            lambda: (nn.Parameter(torch.empty(16, 32, device="meta")),),
+            {},
+        ),
         ("its values have gaps", lambda: (nn.Parameter(torch.ones(1, 32).expand(16, 32)),), {}),
         ("the limit was reached", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
     ],
