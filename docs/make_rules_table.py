@@ -131,10 +131,10 @@ def parts_table() -> str:
 
 
 def presets_table() -> str:
-    """The presets that are not a Gaudi model's."""
+    """The presets that are neither a Gaudi model's nor those of a release."""
     rows = []
     for preset in presets().values():
-        if not preset.name.startswith("gaudi/"):
+        if "/" not in preset.name and "@" not in preset.name:
             parts = (preset.lower, preset.fp32, preset.widest)
             files = dict.fromkeys(one.source for part in parts for one in part if one.line)
             rows.append((f"`{preset.name}`", preset.description, *(str(len(part)) for part in parts), _code(files)))

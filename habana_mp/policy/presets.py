@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import torch
+
 from habana_mp import ops
 from habana_mp.common.errors import ListError
 from habana_mp.policy.lists import DIRECTORY, Listed, parse_line, read_list
@@ -81,11 +83,30 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
 
 
 def _shipped_presets() -> dict[str, Preset]:
-    """Returns the preset of each file in ``lists/presets``, in their order."""
+    """Returns the preset of each file in ``lists/presets``, in their order, and then those of releases of torch."""
     files = sorted((DIRECTORY / "presets").glob("*.json"))
     contents = {file.stem: json.loads(file.read_text("utf-8")) for file in files}
     names = sorted(contents, key=lambda name: contents[name].get("order", len(contents)))
-    return {name: _shipped(name, contents[name]) for name in names}
+    pinned = {name: _of_releases(name, contents[name]) for name in names if "releases" in contents[name]}
+    shipped = [_of_running(name, pinned[name]) if name in pinned else _shipped(name, contents[name]) for name in names]
+    return {one.name: one for one in (*shipped, *(one for releases in pinned.values() for one in releases.values()))}
+
+
+def _of_releases(name: str, content: dict[str, Any]) -> dict[str, Preset]:
+    """Returns the preset in each release of torch that its file has: a release adds to the lists of those before it."""
+    found = {}
+    described = content["description"]
+    for release, added in content["releases"].items():
+        lists = {part: [*content[part], *names] for part, names in added.items()}
+        content = {**content, **lists, "description": f"{described} in torch {release}"}
+        found[release] = _shipped(f"{name}@{release}", content)
+    return found
+
+
+def _of_running(name: str, pinned: dict[str, Preset]) -> Preset:
+    """Returns the lists of the newest release that is not newer than the torch that runs."""
+    *_, preset = (preset for release, preset in pinned.items() if torch.__version__ >= release)
+    return replace(preset, name=name)
 
 
 @dataclass(frozen=True)
@@ -163,7 +184,7 @@ def preset_named(name: str) -> Preset:
     if isinstance(name, str) and name not in known and os.path.isdir(name):
         return _of_folder(name)
     if not isinstance(name, str) or name not in known:
-        shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
+        shipped = ", ".join(one for one in known if "/" not in one and "@" not in one)
         raise ValueError(
             f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint_for(name)}"
         )

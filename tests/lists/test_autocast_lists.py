@@ -3,15 +3,18 @@ the bits that casting by hand gives."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
 
-from habana_mp import hmp
+from habana_mp import hmp, ops
+from habana_mp.policy.presets import Preset, presets
 from helpers.each import each
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -137,3 +140,79 @@ def test_what_torch_bans_under_cuda_is_refused_in_float16(lower: torch.dtype) ->
                     getattr(module, operation)(*arguments)
             else:
                 assert getattr(module, operation)(*arguments).dtype is FP32
+
+
+# ---- the lists of a release of torch --------------------------------------------------------------------------------
+
+DEVICES = ["cpu", "cuda", "xpu"]
+
+#: What torch registers and no preset names: kernels that its own operations call, and what `hmp.autocast` refuses.
+NOT_LISTED = {
+    "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "binary_cross_entropy",
+    "cudnn_convolution", "cudnn_convolution_transpose",
+}  # fmt: skip
+#: What presets name beside the names that torch registers: Python's names, and what consists of registered operations.
+ALSO_LISTED = {"__matmul__", "__rdiv__", "__rtruediv__", "cross_entropy", "normalize", "softmin"}
+
+#: The list of each policy in torch's header.
+POLICIES = {"LOWER_PRECISION_FP": "lower", "FP32": "fp32", "FP32_SET_OPT_DTYPE": "fp32", "PROMOTE": "widest"}
+
+
+def meant_by(name: str) -> set[str]:
+    resolved = ops.resolve(name)
+    return {name} if resolved is None else {name, *resolved.exact, *resolved.family}
+
+
+def listed(preset: Preset) -> Iterator[tuple[str, str]]:
+    """The names and their lists. An operation of which only the products are lowered is not registered itself."""
+    for part in ("lower", "fp32", "widest"):
+        yield from ((one.name, part) for one in getattr(preset, part) if not one.products_only)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_preset_names_what_this_torch_registers(device: str) -> None:
+    """With a torch that is newer than the releases of the preset, the newest one is compared. If they differ, the new
+    release is missing in `lists/presets/`."""
+    key = f"Autocast{device.upper()}"
+    registered = {
+        name.removeprefix("aten::").partition(".")[0]
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)
+        if name.startswith("aten::")
+    }
+    names = {name for name, _ in listed(presets()[f"torch-{device}"]) if ops.resolve(name) is not None}
+    assert registered - set().union(*map(meant_by, names)) <= NOT_LISTED
+    assert {name for name in names if not registered & meant_by(name)} <= ALSO_LISTED
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu"])
+def test_a_preset_has_each_name_in_the_list_of_torchs_policy(device: str) -> None:
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    macros = re.findall(r"#define AT_FORALL_(\w+)\(_\) *((?:.*\\\n)*.*)", header.read_text("utf-8"))
+    policy = {
+        name: POLICIES[macro] for macro, body in macros if macro in POLICIES for name in re.findall(r"_\((\w+)", body)
+    }
+    assert len(policy) > 90
+    for name, part in listed(presets()[f"torch-{device}"]):
+        assert {policy[one] for one in meant_by(name) & policy.keys()} <= {part}, name
+
+
+def test_a_preset_without_a_release_is_that_of_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = [name for name in presets() if name.startswith("torch-cuda@")]
+    assert releases[0] == "torch-cuda@2.8"
+    for version, release in (("2.8.0", "2.8"), ("2.11.1+cu128", "2.11"), ("2.14.0", "2.14"), ("3.0.0", "2.14")):
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+        presets.cache_clear()
+        here, pinned = presets()["torch-cuda"], presets()[f"torch-cuda@{release}"]
+        assert (here.fp32, here.description) == (pinned.fp32, pinned.description)
+    presets.cache_clear()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("release", "has_rms_norm"), [("2.8", False), ("2.11", False), ("2.12", True), ("2.14", True)])
+def test_norms_run_as_under_torch_autocast_in_that_release(device: str, release: str, has_rms_norm: bool) -> None:
+    """CUDA and XPU have had layers' norms in float32 in all releases, RMSNorm since 2.12; the CPU has neither."""
+    x = torch.randn(4, 8, dtype=BF16)
+    with hmp.autocast("cpu", preset=f"torch-{device}@{release}"):
+        assert torch.nn.RMSNorm(8, dtype=BF16)(x).dtype is (FP32 if has_rms_norm and device != "cpu" else BF16)
+        assert torch.nn.LayerNorm(8, dtype=BF16)(x).dtype is (BF16 if device == "cpu" else FP32)
+        assert torch.nn.RMSNorm(8)(x.float()).dtype is FP32
