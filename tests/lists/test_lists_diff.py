@@ -37,6 +37,11 @@ def test_names_of_presets_that_moved_or_are_in_one_only_are_told(capsys: pytest.
         assert before != after, line
 
 
+def test_releases_of_torch_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    only = "only in torch-xpu@2.12: rms_norm  fp32"
+    assert told(capsys, "torch-xpu@2.11", "torch-xpu@2.12") == (1, [only])
+
+
 def test_files_are_compared_however_names_are_spelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = write_list(tmp_path / "a.txt", ["mm", "cross_entropy", "softmax"])
     b = write_list(tmp_path / "b.txt", ["bmm", "cross_entropy_loss", "softmax", "mm"])
