@@ -36,7 +36,7 @@ from habana_mp.reporting.comparison import Comparison, compare
 from habana_mp.reporting.explanation import Explanation, ModelExplanation, explain
 from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.log import close_log, open_log
-from habana_mp.reporting.ranks import is_loader_worker
+from habana_mp.reporting.ranks import is_loader_worker, of_all_ranks, own_rank
 from habana_mp.reporting.records import KeptWeights, Row
 from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import watch, watching
@@ -210,7 +210,7 @@ def exact_packages() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*libraries.exact_packages(), *given)))
 
 
-def report(*, file: TextIO | None = None, show: bool = True) -> Report:
+def report(*, file: TextIO | None = None, show: bool = True, ranks: bool = False) -> Report:
     """Prints what ran in which precision so far, where and why, and returns the same as data.
 
     The finest detail that ``convert(report=...)`` or :func:`watch` requested decides how exact the places are.
@@ -218,14 +218,16 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     Args:
         file: The stream to print to. None: ``sys.stdout``, or in a notebook the cell, as a table.
         show: False to print nothing and only return the data.
+        ranks: True for one report of all ranks of torch.distributed. All ranks must call it; all return it, and rank 0
+            prints it.
 
     Raises:
         TypeError: a ``file`` that is not a stream.
     """
     if file is not None and not hasattr(file, "write"):
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
-    current = counting.current()
-    if show:
+    current = of_all_ranks(counting.current()) if ranks else counting.current()
+    if show and not (ranks and own_rank()):
         current.show(file)
     return current
 

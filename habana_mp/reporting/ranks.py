@@ -17,11 +17,26 @@ from typing import Any
 
 from torch import distributed
 
+from habana_mp.reporting.merging import merged
 from habana_mp.reporting.report import Report
 
 #: The seconds that rank 0, when it has ended, waits for the reports of the others, and that each rank waits for the
 #: store.
 PATIENCE, TO_CONNECT = 60.0, 10.0
+
+
+def own_rank() -> int | None:
+    """Returns the rank of this process, or None if torch.distributed is not initialised."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+
+
+def of_all_ranks(report: Report) -> Report:
+    """Returns the report of all ranks, the same in each. All must call it. Without other ranks it is this report."""
+    if own_rank() is None:
+        return report
+    reports = [report] * distributed.get_world_size()
+    distributed.all_gather_object(reports, report)
+    return merged(reports)
 
 
 class Ranks:

@@ -32,6 +32,12 @@ def test_calls_casts_and_bytes_are_counted(converted: Converter) -> None:
     assert rows_of_report() == {("mm", "bf16"): (5, 7, 7 * 32), ("exp", "fp32"): (2, 1, 64)}
 
 
+def test_without_torch_distributed_the_report_of_all_ranks_is_that_of_this_process() -> None:
+    hmp.convert()
+    torch.mm(M, N)
+    assert hmp.report(show=False, ranks=True) == hmp.report(show=False)
+
+
 def test_a_function_its_method_and_its_operator_are_one_operation(converted: Converter) -> None:
     converted(bf16=["mul"])
     torch.mul(M, N)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -165,6 +166,45 @@ def test_ranks_make_one_report_without_a_process_group_and_one_that_computes_is_
     assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 2
     line = split_lines(done.stderr)[1][0]
     assert line.startswith("habana-mp: calls: 2 in bf16; ")
+
+
+ON_NODE = """
+import socket, tempfile, torch
+from torch import distributed as dist
+from habana_mp import hmp
+dist.init_process_group("gloo")
+for _ in range(1 + dist.get_rank()):
+    torch.ones(2, 2) @ torch.ones(2, 2)
+whole = hmp.report(show=False, ranks=True)
+print(whole.ranks, whole.total("calls"), socket.gethostname(), tempfile.gettempdir())
+dist.destroy_process_group()
+"""
+
+
+def test_nodes_that_share_no_folder_and_no_host_name_make_one_report(tmp_path: Path) -> None:
+    """Where root may not name hosts, all have the same name."""
+    names_hosts = subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode == 0
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    nodes: list[subprocess.Popen[str]] = []
+    for rank in range(2):
+        folder = tmp_path / f"node{rank}"
+        folder.mkdir()
+        (folder / "on_node.py").write_text(ON_NODE)
+        host = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', folder.name] if names_hosts else []
+        launcher = ["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", port]
+        words = [*host, sys.executable, "-m", "torch.distributed.run", *launcher, *EVERYWHERE, "--report", "out.json"]
+        own = {**os.environ, "TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        nodes.append(subprocess.Popen([*words, "on_node.py"], cwd=folder, env=own, text=True, **streams))
+    for rank, node in enumerate(nodes):
+        out, errors = node.communicate(timeout=120)
+        assert node.returncode == 0, errors
+        host = f"node{rank}" if names_hosts else socket.gethostname()
+        assert out.split() == ["2", "3", host, str(tmp_path / f"node{rank}")]
+    assert calls(tmp_path / "node0" / "out.json") == {("matmul", "bf16"): 3}
+    assert not (tmp_path / "node1" / "out.json").exists()
 
 
 def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tmp_path: Path) -> None:
