@@ -25,6 +25,7 @@ from habana_mp.reporting.gradients import GradientHooks, SampledGradients
 from habana_mp.reporting.guard_texts import Lowered
 from habana_mp.reporting.judging import Call, Worst, judge, memory_of, tensors_in, worst_of
 from habana_mp.reporting.origins import Origin, here
+from habana_mp.reporting.ranks import own_rank
 
 Guard = bool | float | Literal["raise"]
 
@@ -107,6 +108,8 @@ class _Guarding:
         self._searches = 0
         self._told_of_passed = False
         self._has_scaler = False
+        #: The device of the last call that was checked.
+        self._device: torch.device | None = None
         self._hooks = GradientHooks(self._made_gradient)
         self._gradients = SampledGradients(self._gradient_seen)
         self._flags = DeviceFlags(lambda: self._begin_search("a result on a device", None))
@@ -149,7 +152,11 @@ class _Guarding:
         """Warns of a search that found nothing."""
         if search is not None and search.seen and not self._told_of_passed:
             self._told_of_passed = True
-            warn(guard_texts.passed(search.seen, search.origin, checks_all=self._share >= 1))
+            warn(self._text_of_passed(search))
+
+    def _text_of_passed(self, search: _Search, weight: str = "") -> str:
+        text = guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1)
+        return text + guard_texts.rank_and_device(own_rank(), self._device)
 
     @property
     def _share(self) -> float:
@@ -195,6 +202,7 @@ class _Guarding:
                 self._passed(self._search)
             return
         call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
+        self._device = next((one.device for one in tensors_in(result)), self._device)
         search = self._search
         if state == Worst.UNKNOWN and search is None:
             self._flags.note(result)
@@ -288,7 +296,7 @@ class _Guarding:
         """Names an operation, and ends the guard unless it raises."""
         if self._guard is False:
             return
-        text += guard_texts.range_of_float16()
+        text += guard_texts.rank_and_device(own_rank(), self._device) + guard_texts.range_of_float16()
         if self._guard == "raise":
             self._end_search()
             raise FloatingPointError(text)
@@ -304,10 +312,7 @@ class _Guarding:
     def _passed(self, search: _Search, weight: str = "") -> None:
         """The operation ran before all calls were checked."""
         self._end_search()
-        text = (
-            guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1)
-            + guard_texts.range_of_float16()
-        )
+        text = self._text_of_passed(search, weight) + guard_texts.range_of_float16()
         if self._guard == "raise":
             raise FloatingPointError(text)
         if not self._told_of_passed:

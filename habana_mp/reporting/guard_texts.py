@@ -106,3 +106,8 @@ def range_of_float16() -> str:
     """Says how near the values came to the end of the range, if there were any in float16."""
     line = line_of_range(shares_of_range(_core.guarded_largest()))
     return f". {line}" if line else ""
+
+
+def rank_and_device(rank: int | None, device: torch.device | None) -> str:
+    """Names the rank of this process if it has one, and the device if it is known."""
+    return "" if rank is None else f". This is rank {rank}" + (f", on {device}" if device is not None else "")
