@@ -21,22 +21,23 @@ from habana_mp import hmp
 
 def operations(activation: torch.Tensor, image: torch.Tensor):
     """Yields names and calls; the weights are already in bf16, so only the activation may need a cast."""
-    weight = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
-    matrix = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
-    kernel = torch.randn(4, 1, 3, 3, dtype=torch.bfloat16, requires_grad=True)
+    made = {"dtype": torch.bfloat16, "requires_grad": True, "device": activation.device}
+    weight = torch.randn(16, 16, **made)
+    matrix = torch.randn(16, 16, **made)
+    kernel = torch.randn(4, 1, 3, 3, **made)
     yield "F.linear", lambda: F.linear(activation, weight)
     yield "torch.matmul", lambda: torch.matmul(activation, matrix)
     yield "x @ y", lambda: activation @ matrix
     yield "F.conv2d", lambda: F.conv2d(image, kernel)
 
 
-def cases():
+def cases(device: str = "cpu"):
     """Yields for each case the casts in words, true if autograd tracks the call, and the operation's name and call."""
     for case, dtype in (("no cast", torch.bfloat16), ("one activation cast", torch.float32)):
         for grad in (False, True):
             # an activation is not a leaf: it is the result of another operation
-            activation = torch.randn(4, 16, requires_grad=grad).to(dtype) * 1
-            image = torch.randn(1, 1, 4, 16, requires_grad=grad).to(dtype) * 1
+            activation = torch.randn(4, 16, requires_grad=grad, device=device).to(dtype) * 1
+            image = torch.randn(1, 1, 4, 16, requires_grad=grad, device=device).to(dtype) * 1
             for name, call in operations(activation, image):
                 yield case, grad, name, call
 

@@ -1,16 +1,18 @@
 """Counts the instructions of one call by callgrind, for the calls of calls.py. Other load does not change the counts.
 
-    python benchmarks/instructions.py [--steps] [--rules]
+    python benchmarks/instructions.py [--steps | --rules | --pretended]
 
 Takes less than a minute; needs valgrind and a C compiler. The emulated processor has AVX2, so kernels that need more
-are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, and --rules counts
-calls in a module while rules name another module.
+are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, --rules counts calls
+in a module while rules name another module, and --pretended counts calls on the tests' pretended accelerator with
+kernels that compute nothing, as if the device were infinitely fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import os
 import re
 import subprocess
@@ -18,10 +20,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import models
 import torch
+import torch.nn.functional as F
 from calls import RULED, Loop, beside_rules, cases
 from states import autocast, converted
 
@@ -58,6 +62,20 @@ class Counting:
                 with torch.set_grad_enabled(grad), entered():
                     self.count(call, 1000, f"{case}, {name}{', recorded' if grad else ''}", state)
 
+    def pretended(self) -> None:
+        """Counts the calls on the pretended accelerator, and such with a weight in float32, whose cast is cached."""
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+        device = importlib.import_module("helpers.pretended").load()
+        weight = torch.nn.Parameter(torch.randn(16, 16, device="pretended"))
+        lowered = torch.randn(4, 16, device="pretended", dtype=torch.bfloat16)
+        with_weight = [("cached weight", grad, "F.linear", lambda: F.linear(lowered, weight)) for grad in (False, True)]
+        device.empty_kernels(True)
+        states = {"autocast": partial(autocast, "pretended"), "hmp": partial(converted, preset="torch-cuda")}
+        for case, grad, name, call in (*cases("pretended"), *with_weight):
+            for state, entered in states.items():
+                with torch.set_grad_enabled(grad), entered():
+                    self.count(call, 1000, f"{case}, {name}{', recorded' if grad else ''}", state)
+
     def rules(self) -> None:
         for name, call in beside_rules(torch.randn(4, 16)):
             for state, entered in RULED.items():
@@ -85,19 +103,22 @@ def counts_in(folder: Path) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _mode(given: argparse.Namespace) -> list[str]:
-    return ["--steps"] if given.steps else ["--rules"] if given.rules else []
+#: What can be counted instead of calls.
+MODES = {
+    "steps": "short training steps",
+    "rules": "calls beside a module that rules name",
+    "pretended": "calls on the pretended accelerator",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", action="store_true", help="short training steps")
-    parser.add_argument("--rules", action="store_true", help="calls beside a module that rules name")
+    for name, text in MODES.items():
+        parser.add_argument(f"--{name}", dest="mode", action="store_const", const=name, default="calls", help=text)
     parser.add_argument("--within", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.within:
-        counting = Counting(given.within)
-        (counting.steps if given.steps else counting.rules if given.rules else counting.calls)()
+        getattr(Counting(given.within), given.mode)()
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,13 +127,14 @@ def main() -> None:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", marks, folder / "marks.c"], check=True)
         callgrind = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]
         callgrind.append(f"--callgrind-out-file={folder / 'counts'}")
-        args = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *_mode(given)]
+        mode = [] if given.mode == "calls" else [f"--{given.mode}"]
+        args = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *mode]
         subprocess.run([*callgrind, *args], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        unit = "a step" if given.steps else "a call, 4x16 tensors"
+        unit = "a step" if given.mode == "steps" else "a call, 4x16 tensors"
         print(f"torch {torch.__version__}, one thread; instructions of {unit}")
         counts = counts_in(folder)
         width = max(map(len, counts))
-        if given.rules:
+        if given.mode == "rules":
             for case, found in counts.items():
                 print(f"{case:<{width}}  " + ", ".join(f"{state} {found[state] // 1000}" for state in RULED))
             return

@@ -28,8 +28,8 @@ def converted_but_disabled() -> Iterator[None]:
         yield
 
 
-def autocast() -> torch.autocast:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
+def autocast(device: str = "cpu") -> torch.autocast:
+    return torch.autocast(device, dtype=torch.bfloat16)
 
 
 @contextmanager

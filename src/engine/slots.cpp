@@ -107,17 +107,7 @@ host::Stubs stubs_of(const Target& target) {
 
 // Finds the kind of an object as if it was not tapped. False with an exception set if it cannot be patched.
 bool kind_untapped(PyObject* object, host::CallableKind& kind) {
-  // Taps it again at the end, also after an exception.
-  struct Suspended {
-    explicit Suspended(PyObject* writer) noexcept : object(suspend_writer(writer) ? writer : nullptr) {}
-    ~Suspended() {
-      if (object != nullptr) resume_writer(object);
-    }
-    Suspended(const Suspended&) = delete;
-    Suspended& operator=(const Suspended&) = delete;
-    PyObject* object;
-  };
-  const Suspended suspended(object);
+  const SuspendedWriter suspended(object);
   return host::find_kind(object, kind);
 }
 

@@ -31,4 +31,18 @@ void untap_builtins() noexcept;
 bool suspend_writer(PyObject* object) noexcept;
 void resume_writer(PyObject* object) noexcept;
 
+// In its scope this object is as torch made it, if it is a writer.
+class SuspendedWriter {
+ public:
+  explicit SuspendedWriter(PyObject* object) noexcept : writer_(suspend_writer(object) ? object : nullptr) {}
+  ~SuspendedWriter() {
+    if (writer_ != nullptr) resume_writer(writer_);
+  }
+  SuspendedWriter(const SuspendedWriter&) = delete;
+  SuspendedWriter& operator=(const SuspendedWriter&) = delete;
+
+ private:
+  PyObject* writer_;
+};
+
 }  // namespace habana_mp::engine

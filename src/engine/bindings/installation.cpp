@@ -5,6 +5,7 @@
 #include "engine/bindings/bindings.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "engine/taps.hpp"
 #include "engine/target.hpp"
 #include "host/callables.hpp"
 #include "rules/decision.hpp"
@@ -51,6 +52,7 @@ py::list counts() {
 
 py::object unpatched_copy(const py::object& builtin) {
   if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("unpatched_copy needs a builtin function");
+  const engine::SuspendedWriter suspended(builtin.ptr());
   Owned equivalent = host::unpatched_copy(builtin.ptr(), engine::find_target(builtin.ptr()));
   or_throw(static_cast<bool>(equivalent));
   return py::reinterpret_steal<py::object>(equivalent.release());
