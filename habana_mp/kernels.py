@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from habana_mp import _core
+from habana_mp.common.bound import bind_torch
 
 try:
     import ml_dtypes
@@ -73,7 +74,7 @@ def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = No
 
 
 def _cast(array: Array, dtype: np.dtype[Any], out: Array | None, threads: int | None) -> Array:
-    _core.bind_torch()  # whose threads run the kernels
+    bind_torch()  # whose threads run the kernels
     return _core.kernels_cast(array, dtype, out, threads)
 
 

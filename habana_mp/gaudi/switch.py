@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from habana_mp import _core
+from habana_mp.common.bound import bind_torch
 from habana_mp.gaudi.callers import a_library_asks
 from habana_mp.gaudi.devices import Devices, chosen, log_to_standard_error
 from habana_mp.gaudi.finder import ROOTS, Finder, refuse_to_shadow
@@ -82,7 +83,7 @@ def switch_on(device: str | None = None) -> None:
     finder = Finder()
     refuse_to_shadow(finder)
     log_to_standard_error()
-    _core.bind_torch()  # before torch's functions are replaced
+    bind_torch()  # before torch's functions are replaced
     devices = _state.devices = Devices(real)
     _state.finder = finder
     sys.meta_path = [finder, *sys.meta_path]

@@ -9,6 +9,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common import locks
+from habana_mp.common.bound import bind_torch
 from habana_mp.common.computed_once import computed_once
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
@@ -245,7 +246,7 @@ class Installation:
 
 
 def _bind() -> None:
-    _core.bind_torch()
+    bind_torch()
     _core.set_region_device(
         REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype
     )
