@@ -66,8 +66,8 @@ class Counting:
         """Counts the calls on the pretended accelerator, and such with a weight in float32, whose cast is cached."""
         sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
         device = importlib.import_module("helpers.pretended").load()
-        weight = torch.nn.Parameter(torch.randn(16, 16, device="pretended"))
-        lowered = torch.randn(4, 16, device="pretended", dtype=torch.bfloat16)
+        weight = torch.nn.Parameter(torch.randn(128, 128, device="pretended"))
+        lowered = torch.randn(4, 128, device="pretended", dtype=torch.bfloat16)
         with_weight = [("cached weight", grad, "F.linear", lambda: F.linear(lowered, weight)) for grad in (False, True)]
         device.empty_kernels(True)
         states = {"autocast": partial(autocast, "pretended"), "hmp": partial(converted, preset="torch-cuda")}

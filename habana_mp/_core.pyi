@@ -125,6 +125,10 @@ def symbols() -> list[tuple[str, bool]]:
     """Returns functions of torch's libraries by name, and if torch's headers declare them as they are called."""
 
 def bind_torch() -> None: ...
+def set_autocast_of_accelerator(function: Callable[[torch.Tensor], int | None], /) -> None:
+    """Sets the function that tells whether torch.autocast casts the inputs of products on the device of a tensor: the
+    number of the device's type, -1 if it does not, None if the device is not torch's accelerator."""
+
 def reads_flags_in_place() -> bool:
     """True if the flags of torch's dispatcher are read from its memory, without calling a torch function."""
 

@@ -17,38 +17,45 @@ Accelerators accelerators;
 
 namespace {
 
-// The casts of a call that torch's autocast makes within the operation.
-enum class CastsByAutocast : std::uint8_t { nothing, uncached, everything };
+// The casts of a call that torch's autocast makes within the operation: none if `autocast` is null.
+struct CastsByAutocast {
+  const host::Autocast* autocast = nullptr;
+  bool are_all = false;  // it makes all casts of the call
+};
 
 // Returns the casts that are left to torch's autocast: none if autocast would also cast inputs that the rule does not.
 // Counts them in `context` if they are all casts of the call.
-CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, CastContext& context) {
+CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, bool records, CastContext& context) {
   const auto& [target, rule, arguments, reading] = call;
-  if (!rule.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return CastsByAutocast::nothing;
-  if (target.kind != host::CallableKind::function && target.kind != host::CallableKind::method)
-    return CastsByAutocast::nothing;
+  if (!rule.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return {};
+  if (target.kind != host::CallableKind::function && target.kind != host::CallableKind::method) return {};
+  const host::Autocast* autocast = nullptr;
   bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
   CastContext noted;
   noted.leaves_casts_to_autocast = true;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     const Kind kind = reading.kinds[i];
     PyObject* const value = arguments.values[i];
-    if (kind == Kind::sequence) return CastsByAutocast::nothing;
+    if (kind == Kind::sequence) return {};
     if (!is_floating(kind)) continue;
-    if (!host::can_be_cast_inside(value)) return CastsByAutocast::nothing;
+    const host::Autocast* const of_value = host::autocast_for(value);
+    if (of_value == nullptr || (autocast != nullptr && of_value != autocast)) return {};
+    autocast = of_value;
     if (kind == to || !everything) continue;
     const std::int64_t count = host::count_elements(value);
     everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_have_cached_cast(rule, value, noted));
     noted.count_autocast_cast(value, to, count);
   }
-  if (!host::may_cast_inside() || host::is_intercepted()) return CastsByAutocast::nothing;
-  if (!everything) return CastsByAutocast::uncached;
-  context = noted;
-  return CastsByAutocast::everything;
+  // Without gradients the CPU's casts reuse memory.
+  if (autocast == nullptr || (!records && autocast == &host::detail::on_cpu)) return {};
+  if (!host::may_cast_inside(*autocast) || host::is_intercepted()) return {};
+  if (everything) context = noted;
+  return {autocast, everything};
 }
 
-Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
-  const host::CastsInside on(to);
+Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to,
+                           const host::Autocast& autocast = host::detail::on_cpu) {
+  const host::CastsInside on(to, autocast);
   return Owned(call_without_modes(target, arguments));
 }
 
@@ -124,16 +131,18 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
-  const CastsByAutocast by_autocast = records ? casts_left_to_autocast(call, to, context) : CastsByAutocast::nothing;
-  if (by_autocast == CastsByAutocast::everything) return call_and_cast_inside(call.target, call.arguments, to);
+  const bool may_leave_casts = records || !host::is_plain_on_cpu(call.arguments.values[0]);
+  const auto [autocast, are_all] =
+      may_leave_casts ? casts_left_to_autocast(call, to, records, context) : CastsByAutocast();
+  if (are_all) return call_and_cast_inside(call.target, call.arguments, to, *autocast);
   // If autograd tracks the call, its graph holds the casts, so their memory cannot be reused.
   context.may_reuse_memory = !records && rule.takes_weights_once() && !call.target.is_python();
-  context.leaves_casts_to_autocast = by_autocast == CastsByAutocast::uncached;
+  context.leaves_casts_to_autocast = autocast != nullptr;
   CastArguments cast(call.arguments);
   attempt.made = make_casts(call, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return context.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
+  return context.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to, *autocast)
                                     : Owned(call_without_modes(call.target, cast.arguments()));
 }
 

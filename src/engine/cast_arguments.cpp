@@ -46,6 +46,7 @@ bool may_have_cached_cast(const Rule& rule, PyObject* item, CastContext& context
   if (!rule.caches_weights) return false;
   if (!host::is_parameter(item)) return host::is_plain_tensor(item) && weights::may_be_part(item);
   if (!context.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
+  if (!host::grad_is_enabled()) return true;
   ++context.small;
   return false;
 }

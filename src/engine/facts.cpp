@@ -35,7 +35,7 @@ bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [=](PyObject* value, Kind kind) {
     if (!is_floating(kind)) return false;
     // The fast check comes first: it holds for plain tensors on the CPU alone.
-    const bool off_cpu = !host::can_be_cast_inside(value) && host::is_off_cpu(value);
+    const bool off_cpu = !host::is_plain_on_cpu(value) && host::is_off_cpu(value);
     return off_cpu == (device == RuleSet::Device::accelerator);
   });
 }

@@ -5,8 +5,8 @@
 #include "errors.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
+#include "host/modes.hpp"
 #include "host/symbols.hpp"
-#include "host/thread_flag.hpp"
 
 namespace habana_mp::host {
 
@@ -36,12 +36,12 @@ struct Functions {
   }
 };
 Functions functions;
-DeviceFlag enabled;
+NeverDestroyed<Owned> autocast_of_accelerator;
 
 #if defined(__GNUC__)
 __attribute__((tls_model("initial-exec")))
 #endif
-constinit thread_local bool is_at_work = false;
+constinit thread_local const Autocast* at_work = nullptr;
 
 // True if torch's Python functions return the same values as these functions.
 bool agree_with_python() {
@@ -53,7 +53,7 @@ bool agree_with_python() {
   if (!list) return false;
   const ScalarType dtype = functions.dtype.ask(cpu);
   PyObject* const seen = PyList_GET_ITEM(list.get(), 1);
-  return enabled.is_on() == (PyList_GET_ITEM(list.get(), 0) == Py_True) &&
+  return detail::on_cpu.enabled.is_on() == (PyList_GET_ITEM(list.get(), 0) == Py_True) &&
          functions.is_cache_enabled() == (PyList_GET_ITEM(list.get(), 2) == Py_True) &&
          (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
 }
@@ -74,7 +74,8 @@ bool are_set() {
 
 }  // namespace
 
-bool detail::autocast_was_found = false;
+Autocast detail::on_cpu;
+Autocast detail::on_accelerator;
 
 void bind_casts_inside() {
   constexpr const char* header = "ATen/autocast_mode.h";
@@ -84,42 +85,79 @@ void bind_casts_inside() {
   find({"libtorch_cpu.so", "_ZN2at8autocast26set_autocast_cache_enabledEb", header,
         "void set_autocast_cache_enabled(bool enabled);"},
        functions.set_cache_enabled);
-  enabled = autocast_flag(cpu);
-  detail::autocast_was_found = casts_inside.holds_by([] {
-    return can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python() && are_set();
+  detail::on_cpu.enabled = autocast_flag(cpu);
+  const bool found = casts_inside.holds_by([] {
+    return can_look_inside() && detail::on_cpu.enabled.is_known() && functions.are_complete() && agree_with_python() &&
+           are_set();
   });
+  detail::on_cpu.keys = found ? inside.plain : 0;
   clear_error();
 }
 
-bool may_cast_inside() noexcept { return detail::autocast_was_found && autocast_is_off(); }
+void set_autocast_of_accelerator(PyObject* function) noexcept {
+  *autocast_of_accelerator = Owned::borrowed_or_null(function);
+}
 
-bool autocast_is_off() noexcept { return !enabled.is_on(); }
+// Asks whether torch.autocast casts tensors like this one, which is not on the CPU. After an answer the function is not
+// asked again: a process has one accelerator.
+static const Autocast* ask_for_accelerator(PyObject* tensor) {
+  const Owned function = Owned::borrowed(autocast_of_accelerator->get());
+  const Owned answer(PyObject_CallOneArg(function.get(), tensor));
+  const long number = answer && answer.get() != Py_None ? PyLong_AsLong(answer.get()) : -1;
+  const bool failed = PyErr_Occurred() != nullptr;
+  clear_error();
+  if (failed || answer.get() == Py_None) return nullptr;
+  autocast_of_accelerator->reset();
+  if (number < 0) return nullptr;
+  Autocast found{keys_of(tensor), static_cast<std::int8_t>(number), autocast_flag(static_cast<std::int8_t>(number))};
+  inside.accelerator = found.keys;
+  if (!found.enabled.is_known()) return nullptr;
+  detail::on_accelerator = found;
+  return &detail::on_accelerator;
+}
 
-CastsInside::CastsInside(Kind to) noexcept
-    : cache_before_(functions.is_cache_enabled()), dtype_before_(functions.dtype.ask(cpu)) {
+const Autocast* autocast_for(PyObject* tensor) {
+  if (detail::on_cpu.keys == 0 || !is_plain_tensor(tensor)) return nullptr;
+  const std::uint64_t keys = keys_of(tensor);
+  if (keys == detail::on_cpu.keys) [[likely]]
+    return &detail::on_cpu;
+  if (keys == detail::on_accelerator.keys) return keys == 0 ? nullptr : &detail::on_accelerator;
+  // A dense tensor has the keys of a plain one, but for those of its device.
+  if (!*autocast_of_accelerator || !is_off_cpu(tensor)) return nullptr;
+  return ask_for_accelerator(tensor);
+}
+
+bool may_cast_inside(const Autocast& autocast) noexcept { return autocast.keys != 0 && !autocast.enabled.is_on(); }
+
+bool autocast_is_off() noexcept { return !detail::on_cpu.enabled.is_on(); }
+
+CastsInside::CastsInside(Kind to, const Autocast& autocast) noexcept
+    : autocast_(autocast),
+      cache_before_(functions.is_cache_enabled()),
+      dtype_before_(functions.dtype.ask(autocast.device_type)) {
   const ScalarType wanted = to == Kind::bf16 ? bfloat16 : half;
   dtype_changed_ = dtype_before_ != wanted;
-  if (dtype_changed_) functions.dtype.set(cpu, wanted);
+  if (dtype_changed_) functions.dtype.set(autocast.device_type, wanted);
   // The autocast cache would keep the cast of a leaf input even after the leaf has changed.
   if (cache_before_) functions.set_cache_enabled(false);
-  is_at_work = true;
-  enabled.turn(true);
+  at_work = &autocast;
+  autocast.enabled.turn(true);
 }
 
 CastsInside::~CastsInside() {
-  is_at_work = false;
-  enabled.turn(false);
+  at_work = nullptr;
+  autocast_.enabled.turn(false);
   if (cache_before_) functions.set_cache_enabled(true);
-  if (dtype_changed_) functions.dtype.set(cpu, dtype_before_);
+  if (dtype_changed_) functions.dtype.set(autocast_.device_type, dtype_before_);
 }
 
-NoCastsInside::NoCastsInside() noexcept : was_on_(std::exchange(is_at_work, false)) {
-  if (was_on_) enabled.turn(false);
+NoCastsInside::NoCastsInside() noexcept : was_on_(std::exchange(at_work, nullptr)) {
+  if (was_on_ != nullptr) was_on_->enabled.turn(false);
 }
 
 NoCastsInside::~NoCastsInside() {
-  is_at_work = was_on_;
-  if (was_on_) enabled.turn(true);
+  at_work = was_on_;
+  if (was_on_ != nullptr) was_on_->enabled.turn(true);
 }
 
 }  // namespace habana_mp::host

@@ -1,39 +1,58 @@
 // Switches on torch.autocast for one call. It casts an operation's inputs inside the dispatcher, where a cast needs no
-// Python object. This is faster if autograd tracks the operation. Autograd tracks the same casts in both cases.
+// Python object. This is faster on accelerators, and on the CPU if autograd tracks the operation. Autograd tracks the
+// same casts in both cases.
 #pragma once
 
 #include "host/inside.hpp"
 #include "host/reader.hpp"
+#include "host/thread_flag.hpp"
 
 namespace habana_mp::host {
 
 // Finds the functions of torch.autocast. Call it after bind_inside.
 void bind_casts_inside();
 
+// torch.autocast for the CPU, or for an accelerator.
+struct Autocast {
+  std::uint64_t keys = 0;  // of the plain dense tensors that it casts; 0 if it cannot be used
+  std::int8_t device_type = 0;
+  DeviceFlag enabled;
+};
+
 namespace detail {
-extern bool autocast_was_found;
+extern Autocast on_cpu;
+extern Autocast on_accelerator;
+}  // namespace detail
+
+// Sets the Python function that takes a tensor which is not on the CPU. It returns the number of its device's type if
+// torch.autocast for this type casts the inputs of products, -1 if it does not, or None if the device is not torch's
+// accelerator.
+void set_autocast_of_accelerator(PyObject* function) noexcept;
+
+// True for a plain dense tensor on the CPU. False if that is unknown.
+inline bool is_plain_on_cpu(PyObject* tensor) noexcept {
+  return detail::on_cpu.keys != 0 && is_plain_tensor(tensor) && keys_of(tensor) == detail::on_cpu.keys;
 }
 
-// True if torch.autocast can and would cast this input: a plain dense tensor on the CPU.
-inline bool can_be_cast_inside(PyObject* tensor) noexcept {
-  return detail::autocast_was_found && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
-}
+// Returns the torch.autocast that can and would cast this input, a plain dense tensor. Null if there is none.
+const Autocast* autocast_for(PyObject* tensor);
 
 // True if the user's own autocast for the CPU is off in this thread. If it is on, it takes precedence.
 bool autocast_is_off() noexcept;
 
-// True if CastsInside may be used in this thread.
-bool may_cast_inside() noexcept;
+// True if CastsInside may be used in this thread, for the CPU or for this device.
+bool may_cast_inside(const Autocast& autocast = detail::on_cpu) noexcept;
 
 // Switches torch.autocast on in this thread during its lifetime, and then restores the former state.
 class CastsInside {
  public:
-  explicit CastsInside(Kind to) noexcept;
+  explicit CastsInside(Kind to, const Autocast& autocast = detail::on_cpu) noexcept;
   ~CastsInside();
   CastsInside(const CastsInside&) = delete;
   CastsInside& operator=(const CastsInside&) = delete;
 
  private:
+  const Autocast& autocast_;
   bool cache_before_;
   std::int8_t dtype_before_;
   bool dtype_changed_;
@@ -49,7 +68,7 @@ class NoCastsInside {
   NoCastsInside& operator=(const NoCastsInside&) = delete;
 
  private:
-  bool was_on_;
+  const Autocast* was_on_;
 };
 
 }  // namespace habana_mp::host

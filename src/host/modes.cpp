@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "errors.hpp"
+#include "host/casts_inside.hpp"
 #include "host/finding.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
@@ -329,6 +330,8 @@ bool has_no_dimensions(PyObject* tensor) {
 }
 
 bool is_off_cpu(PyObject* tensor) noexcept {
+  if (is_plain_on_cpu(tensor)) return false;
+  if (is_plain_on_accelerator(tensor)) return true;
   DLTensor view;
   if (is_plain_tensor(tensor) && view_of(tensor, view)) return view.device.device_type != kDLCPU;
   const Owned on_cpu(PyObject_GetAttrString(tensor, "is_cpu"));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "errors.hpp"
+#include "host/inside.hpp"
 #include "host/reader.hpp"
 #include "owned.hpp"
 
@@ -44,7 +45,8 @@ inline bool view_of(PyObject* tensor, DLTensor& view) noexcept {
 
 // The same, but false if the tensor is not on the CPU or is empty.
 inline bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
-  return view_of(tensor, view) && view.device.device_type == kDLCPU && view.data != nullptr;
+  return !is_plain_on_accelerator(tensor) && view_of(tensor, view) && view.device.device_type == kDLCPU &&
+         view.data != nullptr;
 }
 
 // True if the strides are those of a new tensor, also in dimensions of one element: torch's cast keeps their strides,

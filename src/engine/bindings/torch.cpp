@@ -59,6 +59,8 @@ void register_torch(py::module_& module) {
     host::bind_team();
     bound = true;
   });
+  module.def("set_autocast_of_accelerator",
+             [](const py::object& function) { host::set_autocast_of_accelerator(function.ptr()); });
   module.def(
       "reader", [] { return host::name(host::read_method); }, "How tensors are read: layout or attribute.");
   module.def("reads_flags_in_place",
