@@ -6,6 +6,7 @@ the first backward. Its sources are in ``tests/accelerator/``; ``python -m helpe
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import importlib
@@ -13,7 +14,9 @@ import importlib.util
 import os
 import subprocess
 import sysconfig
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +51,12 @@ def _compile(sources: list[Path], library: Path) -> None:
     folders = [include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"]]
     options = [word for one in folders for word in ("-isystem", str(one))]
     objects = [library.with_name(f"{library.stem}-{one.stem}.o") for one in sources]
-    compilers = [
-        subprocess.Popen([*COMPILER, *options, "-c", str(source), "-o", str(made)])
-        for source, made in zip(sources, objects, strict=True)
-    ]
-    if any([one.wait() for one in compilers]):
-        raise RuntimeError(f"cannot compile {SOURCES}")
+
+    def compile_one(source: Path, made: Path) -> None:
+        subprocess.run([*COMPILER, *options, "-c", str(source), "-o", str(made)], check=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, sources, objects))
     unfinished = library.with_suffix(f".{os.getpid()}")
     linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
     subprocess.run(["g++", "-shared", *map(str, objects), *linked, "-o", str(unfinished)], check=True)
@@ -82,4 +85,6 @@ def load() -> Any:
         warnings.simplefilter("ignore")
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     gloo.register()
+    # The engine's thread drops the graph after `backward` has returned. It aborts the process if Python has ended then.
+    atexit.register(time.sleep, 0.1)
     return device

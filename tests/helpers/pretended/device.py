@@ -12,6 +12,9 @@ from torch import Tensor
 #: The extension; ``load()`` sets it.
 core: Any = None
 
+#: Checkpointing keeps the state of random numbers of devices that have this.
+_initialized = True
+
 _Device = torch.device | str | int | None
 
 
