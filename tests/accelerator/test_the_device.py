@@ -212,7 +212,12 @@ def test_random_numbers_follow_the_device_s_seed() -> None:
 
     def numbers() -> list[Tensor]:
         ones = torch.ones(20, device=DEVICE)
-        return [torch.rand(5, device=DEVICE), F.dropout(ones), torch.randperm(9, device=DEVICE), torch.bernoulli(ones / 2)]
+        return [
+            torch.rand(5, device=DEVICE),
+            F.dropout(ones),
+            torch.randperm(9, device=DEVICE),
+            torch.bernoulli(ones / 2),
+        ]
 
     torch.manual_seed(1)
     first, state, host = numbers(), here.get_rng_state(), torch.get_rng_state()

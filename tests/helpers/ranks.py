@@ -108,7 +108,6 @@ class Ranks:
             self.stop()
             raise AssertionError("\n".join(failures))
 
-
     def test(self, body: Callable[..., None]) -> Callable[..., None]:
         """Runs the body of a test in each of the processes. Its parameters must be picklable."""
 
