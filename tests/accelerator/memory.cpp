@@ -170,8 +170,10 @@ class Allocator final : public c10::DeviceAllocator {
     return {block->address, block, &free_block, as_device(device)};
   }
 
+  // The memory is overwritten, so that a use after the free changes a result: floats become NaN.
   void release(Block* block) {
     const std::scoped_lock lock(mutex);
+    std::memset(alias_of(block->address), 0xFF, block->size);
     auto& stats = pools_[static_cast<size_t>(block->device)].stats;
     stats.allocation[0].decrease(1);
     stats.active[0].decrease(1);
