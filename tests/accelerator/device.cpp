@@ -17,8 +17,7 @@
 namespace pretended {
 namespace {
 
-// ---- the guard
-// -------------------------------------------------------------------------------------------------------
+// ---- the guard ------------------------------------------------------------------------------------------------------
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
@@ -79,8 +78,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// ---- generators
-// ------------------------------------------------------------------------------------------------------
+// ---- generators -----------------------------------------------------------------------------------------------------
 
 struct Generator final : c10::GeneratorImpl {
   Generator(int device, at::Generator numbers)
@@ -103,8 +101,7 @@ at::Generator new_generator(int device) {
   return at::make_generator<Generator>(device, at::detail::createCPUGenerator());
 }
 
-// ---- pinned memory
-// ---------------------------------------------------------------------------------------------------
+// ---- pinned memory --------------------------------------------------------------------------------------------------
 
 // Memory of the host, with a note of where it is.
 class PinnedAllocator final : public c10::Allocator {
@@ -139,8 +136,7 @@ class PinnedAllocator final : public c10::Allocator {
   std::map<const char*, size_t> pinned_;
 };
 
-// ---- the hooks
-// -------------------------------------------------------------------------------------------------------
+// ---- the hooks ------------------------------------------------------------------------------------------------------
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
@@ -177,8 +173,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-// ---- graphs
-// ----------------------------------------------------------------------------------------------------------
+// ---- graphs ---------------------------------------------------------------------------------------------------------
 
 // The kernels of a capture, with their memory.
 struct Graph {

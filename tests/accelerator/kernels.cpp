@@ -63,8 +63,15 @@ Tensor like(const Tensor& other, const c10::Storage& storage, c10::DispatchKey k
   return made;
 }
 
-// ---- the fallback
-// ----------------------------------------------------------------------------------------------------
+// The storages that a kernel uses, and true for those that it writes.
+using Uses = std::vector<std::pair<c10::Storage, bool>>;
+
+void check_again(const Uses& uses) {
+  for (const auto& [storage, writes] : uses)
+    if (auto* const block = block_of(storage)) use(*block, current_stream(storage.device().index()), writes);
+}
+
+// ---- the fallback ---------------------------------------------------------------------------------------------------
 
 // The CPU tensors of one call. Those of tensors that share a storage share one too.
 class Exchange {
@@ -97,6 +104,13 @@ class Exchange {
     const int stream = current_stream(device_);
     for (const auto& one : tensors_)
       if (auto* const block = block_of(one.device.storage())) use(*block, stream, one.writes);
+  }
+
+  // Returns the storages that the kernel used, and true for those that it wrote.
+  Uses uses() const {
+    Uses found;
+    for (const auto& one : tensors_) found.emplace_back(one.device.storage(), one.writes);
+    return found;
   }
 
   // Follows what the kernel did to the sizes and the memory of its arguments.
@@ -302,15 +316,19 @@ void run_as(const c10::OperatorHandle& called, const c10::OperatorHandle& op, St
     (*stack)[i] = exchanged(value, [&](const Tensor& one) { return exchange.to_device(one); });
   }
   if (!records) return;
+  auto uses = exchange.uses();
   std::vector<Tensor> results;
   for (size_t i = begin; i < stack->size(); ++i)
     exchanged((*stack)[i], [&](const Tensor& one) {
       results.push_back(host_alias(one));
+      if (is_ours(one)) uses.emplace_back(one.storage(), true);
       return one;
     });
-  recording->push_back([op, arguments = std::move(arguments), results = std::move(results), numbers] {
-    run_again(op, arguments, results, numbers);
-  });
+  recording->push_back(
+      [op, arguments = std::move(arguments), results = std::move(results), uses = std::move(uses), numbers] {
+        check_again(uses);
+        run_again(op, arguments, results, numbers);
+      });
 }
 
 c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
@@ -329,8 +347,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
   run_as(op, on_host, stack);
 }
 
-// ---- memory and views
-// ------------------------------------------------------------------------------------------------
+// ---- memory and views -----------------------------------------------------------------------------------------------
 
 c10::Device device_or_current(std::optional<c10::Device> device) {
   return device && device->has_index() ? *device : as_device(current_device());
@@ -408,8 +425,7 @@ Tensor& set_nothing(Tensor& self) {
 
 void record_stream(Tensor& self, c10::Stream stream) { allocator().recordStream(self.storage().data_ptr(), stream); }
 
-// ---- copies
-// ----------------------------------------------------------------------------------------------------------
+// ---- copies ---------------------------------------------------------------------------------------------------------
 
 int stream_of(const Tensor& tensor) { return current_stream(tensor.device().index()); }
 
@@ -418,11 +434,21 @@ void copy_aliases(const Tensor& from, const Tensor& to) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   to.copy_(from);
-  if (recording != nullptr)
-    recording->push_back([from, to] {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      to.copy_(from);
-    });
+}
+
+// Copies between tensors of which one at least is of the device.
+void copy_and_record(const Tensor& from, const Tensor& to) {
+  const Tensor source = host_alias(from);
+  const Tensor target = host_alias(to);
+  copy_aliases(source, target);
+  if (recording == nullptr) return;
+  Uses uses;
+  if (is_ours(from)) uses.emplace_back(from.storage(), false);
+  if (is_ours(to)) uses.emplace_back(to.storage(), true);
+  recording->push_back([source, target, uses = std::move(uses)] {
+    check_again(uses);
+    copy_aliases(source, target);
+  });
 }
 
 void copy_to_host(const Tensor& from, const Tensor& to, bool non_blocking) {
@@ -448,7 +474,7 @@ void copy_to_peer(const Tensor& from, const Tensor& to) {
   if (source != target) wait_for_stream(source, target);
   use(from, false);
   if (auto* const block = block_of(to.storage())) use(*block, source, true);
-  copy_aliases(host_alias(from), host_alias(to));
+  copy_and_record(from, to);
   if (source != target) wait_for_stream(target, source);
 }
 
@@ -459,7 +485,7 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
     copy_to_peer(self, to);
   } else {
     use(to, true);
-    copy_aliases(self, host_alias(to));
+    copy_and_record(self, to);
     if (!non_blocking) synchronize_stream(stream_of(to));
   }
   return to;
@@ -476,8 +502,7 @@ at::Scalar local_scalar(const Tensor& self) {
   return at::_local_scalar_dense(host_alias(self));
 }
 
-// ---- kernels that may be empty
-// ---------------------------------------------------------------------------------------
+// ---- kernels that may be empty --------------------------------------------------------------------------------------
 
 // Calls the fallback for an operator.
 template <class Op, class... Arguments>

@@ -418,6 +418,20 @@ def test_a_graph_runs_again_over_the_same_memory() -> None:
     weight.mul_(0.5)
     graph.replay()
     assert torch.equal(result, torch.relu(x @ weight) + 1)
+    x.mul_(2)
+    other = here.Stream()
+    with here.stream(other), pytest.raises(RuntimeError, match=f"used on stream pretended:0/{other.stream_id} before"):
+        graph.replay()
+
+
+@on_the_device
+def test_freed_memory_is_overwritten() -> None:
+    freed = torch.ones(600, device=DEVICE)
+    address = freed.data_ptr()
+    del freed
+    again = torch.empty(600, device=DEVICE)
+    assert again.data_ptr() == address
+    assert again.isnan().all()
 
 
 # ---- two processes ---------------------------------------------------------------------------------------------------

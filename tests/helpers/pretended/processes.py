@@ -28,7 +28,15 @@ def serve_rank(rank: int, store: str, pipe: connection.Connection) -> None:
     answer(pipe)
 
 
+class _Prepared(Ranks):
+    """Builds the extension before the processes start, which have little time for it."""
+
+    def _start(self) -> None:
+        pretended.built()
+        super()._start()
+
+
 #: Runs the body of a test in a process with the device. Its parameters must be picklable.
-on_the_device = Ranks(serve, world=1).test
+on_the_device = _Prepared(serve, world=1).test
 #: Runs the body of a test on two ranks, each with a device of its own.
-on_two_devices = Ranks(serve_rank).test
+on_two_devices = _Prepared(serve_rank).test
