@@ -26,7 +26,7 @@ at::Generator host_generator(const at::Generator& generator);
 // True if products and other frequent operations compute nothing.
 extern bool has_empty_kernels;
 
-// What a capture remembers: each runs the same kernel over the same memory again.
+// The kernels of a capture. Each function runs its kernel again, over the same memory.
 using Recording = std::vector<std::function<void()>>;
 extern Recording* recording;
 
