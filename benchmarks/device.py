@@ -1,8 +1,9 @@
 """Compares a device with the CPU in one table: decisions, results, training, saved weights and times.
 
-    python benchmarks/device.py --device cuda [--short] [--only PART[,PART]]
+    python benchmarks/device.py --device cuda [--short] [--only PART[,PART]] [--import MODULE]
 
-The device may be any that torch supports: cpu, cuda, xpu, hpu, mps. The script makes each call of a list on the CPU and
+The device may be any that torch supports: cpu, cuda, xpu, hpu, mps; or one that a module registers when it is imported,
+as torch_npu does: --import torch_npu. The script makes each call of a list on the CPU and
 on the device, under the same lists of operations. It compares the decisions, which it reads from the report, and it
 compares the results with those of float32 on the CPU. It trains small networks in float32, under torch.autocast and
 under this package, saves them and loads them. It times calls, steps and a decoder, in comparison with torch.autocast.
@@ -367,11 +368,17 @@ def first_line(error: BaseException) -> str:
 # ---- regions, streams, graphs ----------------------------------------------------------------------------------------
 
 
+def region(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Returns a region with the lists of the device; with those of the CPU if it has none of its own."""
+    preset = None if device.type in ("cpu", "cuda", "xpu", "hpu") else lists_of(device)
+    return hmp.autocast(device.type, dtype=dtype, preset=preset)
+
+
 def compare_regions(table: Table, device: torch.device, dtype: torch.dtype) -> None:
     part = f"regions, {NAMES[dtype]}"
     x, y = normal(8, 16), normal(16, 8, seed=1)
     there = x.to(device), y.to(device)
-    with hmp.autocast(device.type, dtype=dtype):
+    with region(device, dtype):
         table.check(part, "a product on the device", dtype, found := torch.mm(*there).dtype, holds=found is dtype)
         with hmp.disable_casts():
             found = torch.mm(*there).dtype
@@ -449,20 +456,22 @@ def compare_streams(table: Table, device: torch.device, dtype: torch.dtype) -> N
 
 def compare_graphs(table: Table, device: torch.device, dtype: torch.dtype) -> None:
     part = f"graphs, {NAMES[dtype]}"
-    if device.type != "cuda":
+    module = module_of(device)
+    kinds = [getattr(module, name) for name in ("CUDAGraph", "XPUGraph", "Graph") if hasattr(module, name)]
+    if not kinds:
         table.add(part, "a captured graph", "", f"torch.{device.type} captures no graphs", "not here")
         return
     model = attention_network().to(device).eval()
     static, new = (batch[0].to(device) for batch in (words_batch(0), words_batch(1)))
     with converted(dtype=dtype), torch.no_grad():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side = module.Stream()
+        side.wait_stream(module.current_stream())
+        with module.stream(side):
             for _ in range(3):
                 model(static)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        module.current_stream().wait_stream(side)
+        graph = kinds[0]()
+        with module.graph(graph):
             out = model(static)
         static.copy_(new)
         for name, change in {"new inputs": lambda: None, "weights changed in place": lambda: halve(model)}.items():
@@ -551,7 +560,7 @@ def ways(device: torch.device, dtype: torch.dtype) -> dict[str, Way]:
         f"autocast, {name}": Way(forward=lambda: torch.autocast(device.type, dtype=dtype), scales=scales),
         f"hmp, {name}": Way(lambda: converted(dtype=dtype, within="modules"), scales=scales),
         f"hmp, {name}, autocast's lists": Way(lambda: converted(dtype=dtype, preset=lists_of(device)), scales=scales),
-        f"hmp.autocast, {name}": Way(forward=lambda: hmp.autocast(device.type, dtype=dtype), scales=scales),
+        f"hmp.autocast, {name}": Way(forward=lambda: region(device, dtype), scales=scales),
     }
 
 
@@ -819,6 +828,9 @@ PARTS = ("calls", "regions", "training", "weights", "compiled", "times")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, xpu, hpu, mps, ...")
+    parser.add_argument(
+        "--import", dest="module", metavar="MODULE", help="a module that registers the device with torch"
+    )
     parser.add_argument("--short", action="store_true", help="fewer steps and rounds, smaller networks, no compiler")
     parser.add_argument("--only", default=",".join(PARTS), metavar="PART[,PART]", help=", ".join(PARTS))
     options = parser.parse_args()
@@ -826,6 +838,8 @@ def main() -> int:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only takes {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
     warnings.simplefilter("ignore")  # the table shows all problems
+    if options.module:
+        importlib.import_module(options.module)
     device = torch.device(options.device)
     if device.type == "hpu":
         importlib.import_module("habana_frameworks.torch")  # registers the device with torch

@@ -30,6 +30,11 @@ def serve(rank: int, store: str, pipe: connection.Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    answer(pipe)
+
+
+def answer(pipe: connection.Connection) -> None:
+    """Runs the bodies that the pipe names, until it is closed."""
     pipe.send_bytes(pickle.dumps(None))
     while True:
         try:
@@ -49,16 +54,17 @@ def serve(rank: int, store: str, pipe: connection.Connection) -> None:
 class Ranks:
     """The processes, started when they are first needed. After a failure the next test gets new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, serve: Callable[[int, str, connection.Connection], None] = serve, world: int = WORLD) -> None:
+        self._serve, self._world = serve, world
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context("spawn")
         store = Path(tempfile.mkdtemp()) / "store"
-        for rank in range(WORLD):
+        for rank in range(self._world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, str(store), theirs), daemon=True)
+            process = context.Process(target=self._serve, args=(rank, str(store), theirs), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -102,15 +108,17 @@ class Ranks:
             self.stop()
             raise AssertionError("\n".join(failures))
 
+    def test(self, body: Callable[..., None]) -> Callable[..., None]:
+        """Runs the body of a test in each of the processes. Its parameters must be picklable."""
+
+        @functools.wraps(body)
+        def test(**parameters: Any) -> None:
+            self.run(body.__module__, body.__name__, parameters)
+
+        return test
+
 
 ranks = Ranks()
 
-
-def on_two_ranks(body: Callable[..., None]) -> Callable[..., None]:
-    """Runs the body of a test on two ranks. Its parameters must be picklable."""
-
-    @functools.wraps(body)
-    def test(**parameters: Any) -> None:
-        ranks.run(body.__module__, body.__name__, parameters)
-
-    return test
+#: Runs the body of a test on two ranks. Its parameters must be picklable.
+on_two_ranks = ranks.test

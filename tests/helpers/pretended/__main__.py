@@ -1,0 +1,5 @@
+"""Builds the pretended accelerator."""
+
+from helpers.pretended import built
+
+built()
