@@ -258,6 +258,12 @@ class Graph:
     def __init__(self) -> None:
         self._graph = core.Graph()
 
+    def capture_begin(self) -> None:
+        self._graph.begin()
+
+    def capture_end(self) -> None:
+        self._graph.end()
+
     def replay(self) -> None:
         self._graph.replay()
 
@@ -273,11 +279,11 @@ def graph(graph: Graph, stream: torch.Stream | None = None) -> Iterator[None]:
     synchronize()
     with globals()["stream"](stream or Stream()):
         current = current_stream()
-        graph._graph.begin()
+        graph.capture_begin()
         try:
             yield
         finally:
-            graph._graph.end()
+            graph.capture_end()
             core.wait_for_stream(default_stream(), current)
 
 

@@ -1,0 +1,381 @@
+"""Cached casts of weights on an accelerator: whatever changes a weight, the next call has its new values."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from habana_mp import _core, hmp
+from helpers.pretended.processes import on_the_device
+
+DEVICE = "pretended"
+
+
+def converted(body: Callable[..., None]) -> Callable[..., None]:
+    """Runs the body in a process with the device, under the lists of torch.autocast."""
+
+    @on_the_device
+    @functools.wraps(body)
+    def test(**parameters: Any) -> None:
+        hmp.reset_report()
+        hmp.convert(preset="torch-cuda")
+        try:
+            body(**parameters)
+        finally:
+            hmp.restore()
+
+    return test
+
+
+def new_weight(*, trained: bool = False) -> nn.Parameter:
+    return nn.Parameter(torch.randn(160, 128, device=DEVICE), requires_grad=trained)
+
+
+def new_input() -> Tensor:
+    return torch.randn(4, 128, device=DEVICE)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        return F.linear(x, weight)
+
+
+def by_hand(x: Tensor, weight: Tensor) -> Tensor:
+    with hmp.disable_casts(), torch.no_grad():
+        return F.linear(x.bfloat16(), weight.detach().bfloat16())
+
+
+def is_right(x: Tensor, weight: Tensor) -> bool:
+    return torch.equal(product(x, weight).cpu(), by_hand(x, weight).cpu())
+
+
+def cached() -> dict[str, Any]:
+    return _core.weights_statistics()
+
+
+# ---- what is cached --------------------------------------------------------------------------------------------------
+
+
+@converted
+def test_a_weight_is_cast_once() -> None:
+    x, weight = new_input(), new_weight()
+    assert all(is_right(x, weight) for _ in range(3))
+    assert (cached()["weights"], cached()["hits"], cached()["refused"]) == (1, 2, 0)
+    assert cached()["bytes"] == 2 * weight.numel()
+
+
+@converted
+def test_no_call_waits_for_the_device() -> None:
+    x, weight = new_input(), new_weight(trained=True)
+    before = torch.pretended.synchronizations()
+    for _ in range(3):
+        product(x, weight)
+        F.linear(x, weight).sum().backward()
+    assert torch.pretended.synchronizations() == before
+
+
+@converted
+def test_a_view_uses_the_cast_of_its_weight() -> None:
+    x, weight = new_input(), new_weight()
+    with torch.no_grad():
+        assert torch.equal((x @ weight.T).cpu(), by_hand(x, weight).cpu())
+        assert torch.equal(F.linear(x, weight[:128]).cpu(), by_hand(x, weight[:128]).cpu())
+    assert (cached()["weights"], cached()["hits"]) == (1, 1)
+
+
+@converted
+def test_gradients_are_those_of_a_cast_by_hand() -> None:
+    x, weight = new_input(), new_weight(trained=True)
+    found = [torch.autograd.grad(F.linear(x, weight).float().square().sum(), weight)[0] for _ in range(2)]
+    with hmp.disable_casts():
+        lowered = F.linear(x.bfloat16(), weight.bfloat16())
+        (expected,) = torch.autograd.grad(lowered.float().square().sum(), weight)
+    assert expected.dtype == torch.float32
+    assert all(torch.equal(one.cpu(), expected.cpu()) for one in found)
+    assert cached()["hits"] == 1
+
+
+@converted
+def test_weights_on_two_devices_and_on_the_cpu() -> None:
+    weights = [nn.Parameter(torch.randn(160, 128, device=one)) for one in ("pretended:0", "pretended:1", "cpu")]
+    for _ in range(2):
+        for weight in weights:
+            assert product(torch.randn(4, 128, device=weight.device), weight).dtype == torch.bfloat16
+    assert (cached()["weights"], cached()["hits"]) == (3, 3)
+
+
+@converted
+def test_a_weight_that_moves_is_cast_there() -> None:
+    model, x = nn.Linear(128, 160), torch.randn(4, 128)
+    with torch.no_grad():
+        for device in ("cpu", "pretended:0", "pretended:1", "cpu"):
+            model.to(device)
+            assert model(x.to(device)).device == torch.device(device)
+    assert cached()["weights"] == 2
+    assert cached()["bytes"] == 2 * (128 + 1) * 160
+
+
+@converted
+def test_a_weight_on_meta_has_no_cast() -> None:
+    assert product(torch.ones(4, 128, device="meta"), nn.Parameter(torch.ones(160, 128, device="meta"))).is_meta
+    assert cached()["weights"] == 0
+
+
+@converted
+def test_a_copy_has_a_cast_of_its_own() -> None:
+    x, weight = new_input(), new_weight()
+    product(x, weight)
+    other = copy.deepcopy(weight)
+    other.detach().mul_(2)
+    assert is_right(x, weight)
+    assert is_right(x, other)
+
+
+# ---- what changes a weight -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def same_version(weight: nn.Parameter) -> Iterator[None]:
+    with torch.autograd._unsafe_preserve_version_counter(weight), torch.no_grad():
+        yield
+
+
+def load_another_state(weight: nn.Parameter) -> None:
+    module = nn.Module()
+    module.register_parameter("weight", weight)
+    module.load_state_dict({"weight": torch.randn_like(weight)})
+
+
+def write_a_list(weight: nn.Parameter) -> None:
+    with same_version(weight):
+        torch._foreach_mul_([weight], 2)
+
+
+def step_of_torch(weight: nn.Parameter, **options: Any) -> None:
+    weight.requires_grad_()
+    weight.grad = torch.randn_like(weight)
+    torch.optim.AdamW([weight], lr=1.0, **options).step()
+
+
+def step_of_ones_own(weight: nn.Parameter) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__([weight], {})
+
+        def step(self) -> None:  # type: ignore[override]
+            with same_version(weight):
+                weight.add_(torch.ones_like(weight))
+
+    weight.requires_grad_()
+    Own().step()
+
+
+def replay_of_a_step(weight: nn.Parameter) -> None:
+    other, x, graph = torch.randn_like(weight), new_input(), torch.pretended.Graph()
+    with torch.pretended.graph(graph), torch.no_grad():
+        weight.add_(other)
+    assert is_right(x, weight)
+    graph.replay()
+
+
+def write_on_another_stream(weight: nn.Parameter) -> None:
+    stream = torch.Stream(DEVICE)
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream, torch.no_grad():
+        weight.mul_(2)
+    torch.accelerator.current_stream().wait_stream(stream)
+
+
+def write_after_a_pointer(weight: nn.Parameter) -> None:
+    weight.data_ptr()
+    with same_version(weight):
+        weight.mul_(2)
+
+
+def write_by_dlpack(weight: nn.Parameter) -> None:
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(weight.detach())).mul_(2)
+
+
+def free_and_gather(weight: nn.Parameter) -> None:
+    """What FSDP2 does: the memory is freed, and later filled again without a new version."""
+    values, storage = weight.detach() * 2, weight.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    with same_version(weight):
+        weight.copy_(values)
+
+
+def keep_the_version(weight: nn.Parameter) -> None:
+    with same_version(weight):
+        weight.mul_(2)
+
+
+CHANGES: dict[str, Callable[[nn.Parameter], object]] = {
+    "in place": lambda weight: weight.detach().mul_(2),
+    "data": lambda weight: weight.data.mul_(2),
+    "a view of data": lambda weight: weight.data[3:].mul_(3),
+    "new data": lambda weight: setattr(weight, "data", torch.randn_like(weight)),
+    "kept version": keep_the_version,
+    "a list": write_a_list,
+    "load_state_dict": load_another_state,
+    "a step": step_of_torch,
+    "a fused step": lambda weight: step_of_torch(weight, fused=True),
+    "a step of one's own": step_of_ones_own,
+    "a replayed graph": replay_of_a_step,
+    "another stream": write_on_another_stream,
+    "a pointer": write_after_a_pointer,
+    "DLPack": write_by_dlpack,
+    "memory that is freed and filled": free_and_gather,
+    "untyped storage": lambda weight: weight.untyped_storage().copy_(torch.randn_like(weight).untyped_storage()),
+    "swap_tensors": lambda weight: torch.utils.swap_tensors(weight, new_weight(trained=weight.requires_grad)),
+    "an initialisation": nn.init.normal_,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@converted
+def test_a_change_is_seen(change: str) -> None:
+    x, weight = new_input(), new_weight()
+    assert is_right(x, weight)
+    assert cached()["weights"] == 1
+    before = product(x, weight).cpu()
+    CHANGES[change](weight)
+    assert is_right(x, weight)
+    assert not torch.equal(product(x, weight).cpu(), before)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@converted
+def test_a_stream_waits_for_a_cast_of_another_one() -> None:
+    x, weight = new_input(), new_weight()
+    streams = [torch.Stream(DEVICE) for _ in range(3)]
+    for one in streams:
+        one.wait_stream(torch.accelerator.current_stream())
+    results = []
+    for one in (*streams, *streams):
+        with one:
+            results.append(product(x, weight))
+            x.record_stream(one)
+    for one in streams:
+        torch.accelerator.current_stream().wait_stream(one)
+    assert all(torch.equal(one.cpu(), by_hand(x, weight).cpu()) for one in results)
+    assert (cached()["weights"], cached()["hits"], cached()["refreshes"]) == (1, 5, 0)
+
+
+@converted
+def test_a_dropped_cast_stays_until_another_stream_has_read_it() -> None:
+    x, weight, stream = new_input(), new_weight(), torch.Stream(DEVICE)
+    product(x, weight)
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream:
+        found = product(x, weight)
+        x.record_stream(stream)
+    right = by_hand(x, weight).cpu()
+    weight.data = torch.randn_like(weight)  # the first stream casts it again, and frees the former cast
+    for _ in range(4):
+        product(x, weight)
+        torch.randn(weight.shape, device=DEVICE, dtype=torch.bfloat16)
+    torch.accelerator.current_stream().wait_stream(stream)
+    assert torch.equal(found.cpu(), right)
+
+
+@converted
+def test_threads_with_streams_of_their_own() -> None:
+    x, weight = new_input(), new_weight()
+    right = by_hand(x, weight).cpu()
+    torch.accelerator.synchronize()
+    wrong: list[object] = []
+
+    def serve() -> None:
+        try:
+            with torch.Stream(DEVICE):
+                wrong.extend(1 for _ in range(20) if not torch.equal(product(x, weight).cpu(), right))
+        except RuntimeError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=serve) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert wrong == []
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+@converted
+def test_a_captured_graph_casts_its_weights() -> None:
+    x, weight, graph = new_input(), new_weight(), torch.pretended.Graph()
+    product(x, weight)
+    with torch.pretended.graph(graph):
+        found = product(x, weight)
+    assert cached()["reasons"] == {"a graph is being captured": 1}
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(found.cpu(), by_hand(x, weight).cpu())
+        weight.detach().mul_(2)
+
+
+@converted
+def test_a_capture_that_fails_ends() -> None:
+    x, weight, graph = new_input(), new_weight(), torch.pretended.Graph()
+    with pytest.raises(RuntimeError, match="capture"), torch.pretended.graph(graph):
+        product(x, weight).cpu()
+    del graph  # it holds the weight's memory
+    assert is_right(x, weight)
+    assert cached()["weights"] == 1
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Leaves this many bytes free on the device."""
+    torch.pretended.empty_cache()
+    torch.pretended.set_memory_limit(torch.pretended.memory_allocated() + size)
+    try:
+        yield
+    finally:
+        torch.pretended.set_memory_limit(1 << 34)
+
+
+@converted
+def test_casts_take_half_of_the_free_memory() -> None:
+    weights = [nn.Parameter(torch.randn(4096, 2048, device=DEVICE)) for _ in range(6)]  # a cast takes 16 MB
+    x = torch.randn(1, 2048, device=DEVICE)
+    with room_for(100 << 20):
+        for weight in weights:
+            product(x, weight)
+    assert 2 <= cached()["weights"] < 5
+    assert "the limit was reached" in cached()["reasons"]
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+@converted
+def test_casts_are_given_back_before_memory_runs_out(lowered: bool) -> None:
+    weight, x = nn.Parameter(torch.randn(4096, 2048, device=DEVICE)), torch.randn(1, 2048, device=DEVICE)
+    large = torch.ones(1 << 10, 1 << 10, device=DEVICE)
+    product(x, weight)
+    assert cached()["weights"] == 1
+    with room_for(10 << 20):
+        made = torch.mm(large[:, :1], large[:1].repeat(1, 6)) if lowered else torch.cat([large] * 3)  # 12 MB
+        assert made.dtype == (torch.bfloat16 if lowered else torch.float32)
+        assert cached()["weights"] == 0
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.cat([large] * 9)
+    assert made.float().sum().item() == made.numel()
+    assert is_right(x, weight)
