@@ -46,8 +46,9 @@ CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, bool records, 
     everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_have_cached_cast(rule, value, noted));
     noted.count_autocast_cast(value, to, count);
   }
-  // Without gradients the CPU's casts reuse memory.
-  if (autocast == nullptr || (!records && autocast == &host::detail::on_cpu)) return {};
+  // Without gradients the CPU's casts reuse memory. An accelerator's casts are timed only if the core makes them.
+  const bool is_best_here = autocast == &host::detail::on_cpu ? records : !tensor::are_casts_timed();
+  if (autocast == nullptr || !is_best_here) return {};
   if (!host::may_cast_inside(*autocast) || host::is_intercepted()) return {};
   if (everything) context = noted;
   return {autocast, everything};

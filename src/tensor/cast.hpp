@@ -67,6 +67,7 @@ struct Makers {
 };
 extern const Makers untimed_makers;
 extern Makers makers;
+inline bool are_casts_timed() noexcept { return makers.cast != untimed_makers.cast; }
 inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   return makers.cast(tensor, from, to, seen);
 }

@@ -1,0 +1,83 @@
+"""Lists decide alike on every device: benchmarks/device.py compares devices, here the pretended one and meta."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from habana_mp import hmp
+from helpers.pretended.processes import on_the_device
+from helpers.processes import python
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "device.py"
+
+
+def test_the_table_of_the_device_has_nothing_wrong() -> None:
+    device = ("--device", "pretended", "--import", "helpers.pretended.loaded")
+    parts = ("--short", "--only", "calls,regions,training,weights")
+    done = python(SCRIPT, *device, *parts, PYTHONPATH=str(ROOT / "tests"))
+    assert done.returncode == 0, [line for line in done.stdout.splitlines() if "WRONG" in line] or done.stderr
+    assert done.stdout.count("| ok |") > 300
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("device_table", SCRIPT)
+    assert specification is not None
+    assert specification.loader is not None
+    module = sys.modules["device_table"] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+#: What has no result without numbers, or has another kernel there.
+NOT_ON_META = {"nn.GRU", "nn.LSTM", "func.vmap", "cross_entropy", "nll_loss", "autocast(enabled=False)"}
+
+
+@pytest.mark.parametrize("preset", [None, "torch-cpu", "recommended"])
+def test_meta_decides_as_the_cpu(script: ModuleType, preset: str | None) -> None:
+    options: dict[str, Any] = {} if preset is None else {"preset": preset, "within": "everywhere"}
+    for call in script.calls():
+        if call.name in NOT_ON_META:
+            continue
+        rows = []
+        for device in ("cpu", "meta"):
+            hmp.convert(**options)
+            hmp.reset_report()
+            result = call.function(*(one.clone().to(device) for one in call.inputs))
+            report = hmp.report(show=False)
+            hmp.restore()
+            rows.append((result.dtype, {(row.operation, row.precision, row.reason) for row in report}))
+        assert rows[0][0] == rows[1][0], call.name
+        assert rows[0][1] <= rows[1][1], call.name  # torch computes some sizes on meta by operations of Python
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+def logged(work: Callable[[], object], path: Path) -> list[str]:
+    hmp.convert(preset="torch-cuda", isVerbose="why", log=str(path))
+    work()
+    hmp.restore()
+    return path.read_text().splitlines()
+
+
+@on_the_device
+def test_the_log_is_the_same(folder: str) -> None:
+    def step(x: Tensor) -> Callable[[], object]:
+        return lambda: (torch.mm(x, x).exp() + x, torch.softmax(x, 0), x.add_(torch.mm(x, x)))
+
+    lines = [logged(step(torch.ones(4, 4, device=one)), Path(folder) / one) for one in ("cpu", "pretended")]
+    assert len(lines[0]) > 4
+    assert lines[0] == lines[1]
