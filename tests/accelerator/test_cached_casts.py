@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from habana_mp import _core, hmp
+from habana_mp.common import ledger
 from helpers.pretended.processes import on_the_device
 
 DEVICE = "pretended"
@@ -379,3 +380,14 @@ def test_casts_are_given_back_before_memory_runs_out(lowered: bool) -> None:
             torch.cat([large] * 9)
     assert made.float().sum().item() == made.numel()
     assert is_right(x, weight)
+
+
+@on_the_device
+def test_without_the_current_stream_nothing_is_cached() -> None:
+    x, weight = new_input(), new_weight()
+    with ledger.broken("torch.streams-of-accelerators"):
+        hmp.reset_report()
+        hmp.convert(preset="torch-cuda")
+        assert all(is_right(x, weight) for _ in range(2))
+        hmp.restore()
+    assert cached()["reasons"] == {"its device has no memory, or is not torch's accelerator": 2}

@@ -36,7 +36,7 @@ AT_IMPORT = {
     "torch.pytree",
 }
 
-#: A training that is not compiled, watched or restricted to modules does not rely on these.
+#: A training on the CPU that is not compiled, watched or restricted to modules does not rely on these.
 NOT_ASKED_BY_TRAINING = {
     "cpython.function-slot",
     "torch.begun-backwards",
@@ -50,6 +50,7 @@ NOT_ASKED_BY_TRAINING = {
     "torch.inductor-kernels",
     "torch.module-calls",
     "torch.module-calls-in-reports",
+    "torch.streams-of-accelerators",
 }
 
 TRAINING = """
