@@ -36,6 +36,7 @@ _PARTS = ("lower", "fp32", "widest")
 _WITH_ASSUMPTIONS = (
     "habana_mp.patches.tools.main_module",
     "habana_mp.patches.tools.spawned_processes",
+    "habana_mp.patches.torch.reductions",
 )
 
 

@@ -15,6 +15,9 @@ from habana_mp.policy.precisions import PRECISIONS
 _found: dict[str, str] = {}
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
+#: Copies of optimizers. Their steps belong to an audit.
+copies: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
 
 class _Steps:
     taken = 0
@@ -22,6 +25,8 @@ class _Steps:
 
 def look_at(optimizer: torch.optim.Optimizer) -> None:
     """Looks at the weights of an optimizer, after its first step. Counts its steps."""
+    if optimizer in copies:
+        return
     _Steps.taken += 1
     if optimizer in _seen:
         return

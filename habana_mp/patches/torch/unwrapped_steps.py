@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from habana_mp.patches.tools.code_exchange import forwarding_code, untouched
 from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.optimizer_steps import after_step, before_step
 
 #: The attribute of a replaced step that holds its original. So a class that a program drops is freed with its step.
@@ -41,6 +42,16 @@ def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> A
         return run(*arguments, **keywords)
     finally:
         after_step(arguments[0])
+
+
+def step_copy(optimizer: Optimizer) -> None:
+    """Makes the step of an optimizer that is a copy, without its hooks. Hooks of this package ignore it."""
+    stepped_weights.copies.add(optimizer)
+    # A step may call that of its base class, which torch wraps too.
+    vars(optimizer).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+    step: Any = type(optimizer).step
+    step = step.__wrapped__ if hasattr(step, "hooked") else vars(step).get(_ATTRIBUTE, step)
+    step(optimizer)
 
 
 def _passes_constructor_over(optimizer: type) -> bool:
