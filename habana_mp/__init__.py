@@ -38,9 +38,10 @@ from habana_mp.hmp import (
 )
 
 if TYPE_CHECKING:
-    from habana_mp.hmp import Diagnosis, Finding, Tuned, diagnose, tune
+    from habana_mp.hmp import Audit, Diagnosis, Finding, Tuned, audit, diagnose, tune
 
 __all__ = [
+    "Audit",
     "Comparison",
     "Diagnosis",
     "Explanation",
@@ -52,6 +53,7 @@ __all__ = [
     "Report",
     "Row",
     "Tuned",
+    "audit",
     "autocast",
     "compare",
     "convert",

@@ -47,12 +47,14 @@ from habana_mp.scopes.op_wrap import op_wrap
 from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 
 if TYPE_CHECKING:
+    from habana_mp.auditing.audit import Audit, audit
     from habana_mp.diagnosis.diagnosis import Diagnosis, diagnose
     from habana_mp.diagnosis.findings import Finding
     from habana_mp.tuning.tune import tune
     from habana_mp.tuning.tuned import Tuned
 
 __all__ = [
+    "Audit",
     "Comparison",
     "Diagnosis",
     "Explanation",
@@ -64,6 +66,7 @@ __all__ = [
     "Report",
     "Row",
     "Tuned",
+    "audit",
     "autocast",
     "compare",
     "convert",
@@ -88,9 +91,11 @@ __all__ = [
 
 #: Names that are imported when they are used: most programs use none of them.
 _IMPORTED_LATER = {
+    "Audit": "habana_mp.auditing.audit",
     "Diagnosis": "habana_mp.diagnosis.diagnosis",
     "Finding": "habana_mp.diagnosis.findings",
     "Tuned": "habana_mp.tuning.tuned",
+    "audit": "habana_mp.auditing.audit",
     "diagnose": "habana_mp.diagnosis.diagnosis",
     "tune": "habana_mp.tuning.tune",
 }
