@@ -24,6 +24,7 @@ from habana_mp.reporting import counting, merging
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
 from habana_mp.run import closing, speed
+from habana_mp.run.audit import audit_first_steps
 from habana_mp.run.options import Conversion, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
 
@@ -31,7 +32,7 @@ from habana_mp.run.script import Script
 _PATIENCE_WITH_RANKS = 10.0
 
 #: Options without a value.
-_SWITCHES = ("--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
+_SWITCHES = ("--audit", "--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
 
 _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
        habana-mp run [OPTION]... -m MODULE [ARGUMENT]..."""
@@ -59,6 +60,8 @@ def main(words: Sequence[str]) -> int:
     if ranks.rank == 0:
         for text in warned:
             _say(text)
+        if given.audit:
+            audit_first_steps(_say)
     children = _follow_children(conversion)
     started = _follow_started(conversion, children.folder, given.gaudi)
     ending = _Ending(given.report_file, ranks, children, started, by_script=conversion.by_script)
@@ -112,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DEVICE",
         help='a script for Gaudi: "hpu" leads to this device (--gaudi=cuda), or the best there is; habana_frameworks '
         "can be imported, and the script itself converts",
+    )
+    parser.add_argument(
+        "--audit", action="store_true", help="audit each model before its optimizer's first step, on standard error"
     )
     parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
     return parser
