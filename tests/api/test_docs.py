@@ -23,6 +23,7 @@ RUN = [
     "README.md",
     "docs/reference.md",
     "docs/diagnose.md",
+    "docs/audit.md",
     "docs/tune.md",
     "docs/keep-in-float32.md",
     "docs/regions.md",
