@@ -161,8 +161,8 @@ def _lower_reductions(state: State) -> _Found:
     for dtype, chosen_by in dict.fromkeys((one.dtype, one.chosen_by) for one in lower):
         names = [one.name for one in lower if (one.dtype, one.chosen_by) == (dtype, chosen_by)]
         line = (
-            "Write `fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))`"
-            if chosen_by == "MixedPrecisionPolicy"
+            f"Write `{chosen_by}(..., reduce_dtype=torch.float32)`"
+            if chosen_by.startswith("MixedPrecision")
             else f"Remove `model.register_comm_hook(..., {chosen_by})`"
         )
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -60,8 +60,8 @@ def main(words: Sequence[str]) -> int:
     if ranks.rank == 0:
         for text in warned:
             _say(text)
-        if given.audit:
-            audit_first_steps(_say)
+    if given.audit:  # on all ranks, since a `state_dict()` of FullyShardedDataParallel waits for all
+        audit_first_steps(_say if ranks.rank == 0 else lambda _: None)
     children = _follow_children(conversion)
     started = _follow_started(conversion, children.folder, given.gaudi)
     ending = _Ending(given.report_file, ranks, children, started, by_script=conversion.by_script)

@@ -45,6 +45,11 @@ def sharded(dtype: torch.dtype = FP32, **policy: Any) -> nn.Module:
     return fsdp.fully_shard(model, mesh=mesh(), mp_policy=Policy(**policy))
 
 
+def flat(**policy: Any) -> nn.Module:
+    mixed = fsdp.MixedPrecision(**policy) if policy else None
+    return fsdp.FullyShardedDataParallel(network(), mixed_precision=mixed, device_id=torch.device("cpu"))
+
+
 #: The model, the dtypes of its reductions, and the beginning and the end of the finding.
 CASES: dict[str, tuple[Callable[[], nn.Module], set[str], str, str]] = {
     "DDP": (parallel, {"float32"}, "", ""),
@@ -72,13 +77,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], set[str], str, str]] = {
         lambda: sharded(param_dtype=BF16, reduce_dtype=BF16),
         {"bfloat16"},
         "MixedPrecisionPolicy rounds the gradients of the model and 1 more to bfloat16",
-        "reduce_dtype=torch.float32))`",
+        "`MixedPrecisionPolicy(..., reduce_dtype=torch.float32)`",
+    ),
+    "FullyShardedDataParallel": (flat, {"float32"}, "", ""),
+    "FullyShardedDataParallel, reduces in bfloat16": (
+        lambda: flat(reduce_dtype=BF16),
+        {"bfloat16"},
+        "MixedPrecision rounds the gradients of the model to bfloat16",
+        "`MixedPrecision(..., reduce_dtype=torch.float32)`",
     ),
     "FSDP, reduces in the dtype of its weights": (
         lambda: sharded(param_dtype=BF16),
         {"bfloat16"},
         "MixedPrecisionPolicy",
-        "reduce_dtype=torch.float32))`",
+        "`MixedPrecisionPolicy(..., reduce_dtype=torch.float32)`",
     ),
 }
 

@@ -56,4 +56,4 @@ def _of_policy(module: Any) -> tuple[torch.dtype, str] | None:
     policy = module._get_fsdp_state()._mp_policy if hasattr(module, "_get_fsdp_state") else module.mixed_precision
     # Without a dtype of their own, gradients are summed in the dtype of the weights that the forward used.
     dtype = policy.reduce_dtype or policy.param_dtype
-    return (dtype, "MixedPrecisionPolicy") if dtype else None
+    return (dtype, type(policy).__name__) if dtype else None
