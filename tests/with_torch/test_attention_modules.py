@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
@@ -122,3 +124,35 @@ def test_a_whole_transformer_trains_no_worse_than_by_hand(norm_first: bool) -> N
     for one, other, full in zip(tensors(ours), tensors(hand), tensors(expected), strict=True):
         assert (one - full).norm() <= 1.5 * (other - full).norm() + 0.01 * full.norm() + 0.01
     assert {gradient.dtype for gradient in tensors(ours[1])} == {FP32}
+
+
+# ---- the fused kernel ------------------------------------------------------------------------------------------------
+
+
+def heads(dtype: torch.dtype = torch.float32, count: int = 4) -> torch.Tensor:
+    return torch.randn(2, count, 32, 16, dtype=dtype, requires_grad=True)
+
+
+_ATTENTIONS: dict[str, Callable[[torch.dtype], object]] = {
+    "plain": lambda _: F.scaled_dot_product_attention(heads(), heads(), heads()),
+    "causal": lambda _: F.scaled_dot_product_attention(heads(), heads(), heads(), is_causal=True),
+    "a float mask": lambda _: F.scaled_dot_product_attention(heads(), heads(), heads(), torch.zeros(32, 32)),
+    "a lower query": lambda to: F.scaled_dot_product_attention(heads(to), heads(), heads()),
+    "a lower cache": lambda to: F.scaled_dot_product_attention(heads(), heads(to), heads(to)),
+    "lower, and a float mask": lambda to: F.scaled_dot_product_attention(
+        heads(to), heads(to), heads(to), torch.zeros(32, 32)
+    ),
+    "groups": lambda _: F.scaled_dot_product_attention(heads(count=8), heads(), heads(), enable_gqa=True),
+    "a module": lambda _: nn.MultiheadAttention(64, 4)(*[torch.randn(8, 2, 64)] * 3, need_weights=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("preset", ["hmp-default", "recommended", "torch-cpu", "torch-cuda"])
+def test_no_cast_keeps_attention_from_its_fused_kernel(preset: str, dtype: torch.dtype) -> None:
+    hmp.convert(preset=preset, dtype=dtype, within="everywhere")
+    for name, attention in _ATTENTIONS.items():
+        with torch.profiler.profile() as profiled:
+            attention(dtype)
+        kernels = {one.key for one in profiled.key_averages()}
+        assert "aten::_scaled_dot_product_flash_attention_for_cpu" in kernels, name
