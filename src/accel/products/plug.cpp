@@ -152,6 +152,7 @@ Owned try_to_answer(const Call& call, Kind to, CastContext& context) {
                   .input = values[positions.input],
                   .weight = values[positions.weight],
                   .bias = positions.bias < count ? values[positions.bias] : Py_None};
+  if (host::is_plain_on_accelerator(made.input)) return nullptr;
   const auto kind_at = [&](Py_ssize_t at) { return call.reading.kinds[at]; };
   const KindsOfArguments kinds{kind_at(positions.input), kind_at(positions.weight),
                                made.bias == Py_None ? Kind::other : kind_at(positions.bias)};
