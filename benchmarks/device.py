@@ -456,25 +456,36 @@ def compare_streams(table: Table, device: torch.device, dtype: torch.dtype) -> N
     table.check(part, "two streams at once", "as one stream", f"off by {far:.1e}", holds=far <= again(device))
 
 
+def graph_of(device: torch.device) -> Callable[[], Any] | None:
+    """Returns the class of the device's graphs; None if it captures none."""
+    module = module_of(device)
+    return next((getattr(module, name) for name in ("CUDAGraph", "XPUGraph", "Graph") if hasattr(module, name)), None)
+
+
+def captured(device: torch.device, call: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+    """Captures a call, after some calls on another stream. Returns the graph, and the tensor that a replay fills."""
+    module, made = module_of(device), graph_of(device)
+    side = module.Stream()
+    side.wait_stream(module.current_stream())
+    with module.stream(side):
+        for _ in range(3):
+            call()
+    module.current_stream().wait_stream(side)
+    graph = made()
+    with module.graph(graph):
+        found = call()
+    return graph, found
+
+
 def compare_graphs(table: Table, device: torch.device, dtype: torch.dtype) -> None:
     part = f"graphs, {NAMES[dtype]}"
-    module = module_of(device)
-    kinds = [getattr(module, name) for name in ("CUDAGraph", "XPUGraph", "Graph") if hasattr(module, name)]
-    if not kinds:
+    if graph_of(device) is None:
         table.add(part, "a captured graph", "", f"torch.{device.type} captures no graphs", "not here")
         return
     model = attention_network().to(device).eval()
     static, new = (batch[0].to(device) for batch in (words_batch(0), words_batch(1)))
     with converted(dtype=dtype), torch.no_grad():
-        side = module.Stream()
-        side.wait_stream(module.current_stream())
-        with module.stream(side):
-            for _ in range(3):
-                model(static)
-        module.current_stream().wait_stream(side)
-        graph = kinds[0]()
-        with module.graph(graph):
-            out = model(static)
+        graph, out = captured(device, lambda: model(static))
         static.copy_(new)
         for name, change in {"new inputs": lambda: None, "weights changed in place": lambda: halve(model)}.items():
             change()
@@ -790,6 +801,17 @@ def kinds_of_call(device: torch.device, *, short: bool) -> dict[str, Callable[[W
 
         return call
 
+    def replaying(way: Way) -> Callable[[], object]:
+        call, graphs = decoding(way), []
+
+        def replay() -> None:
+            if not graphs:
+                graphs.append(captured(device, lambda: call()[0])[0])
+            graphs[0].replay()
+
+        return replay
+
+    graphs = {} if graph_of(device) is None else {"decoding, one word, a captured graph": replaying}
     return {
         "linear 4x16": one_call(4, 16, records=False),
         "linear 4x16, recorded": one_call(4, 16, records=True),
@@ -797,6 +819,7 @@ def kinds_of_call(device: torch.device, *, short: bool) -> dict[str, Callable[[W
         "training step, attention": step("attention"),
         "training step, convolution": step("convolution"),
         "decoding, one word": decoding,
+        **graphs,
     }
 
 
