@@ -47,12 +47,15 @@ def _meanings(given: str) -> _Meanings:
     return {_meaning(one): (one.line_text, part) for part, listed in _parts(given) for one in listed}
 
 
+def meaning_of(name: str) -> frozenset[str] | None:
+    """Returns the operations that a name stands for, however they are spelled; None if this torch knows none."""
+    resolved = None if name == EVERY else ops.resolve(name)
+    return None if resolved is None else frozenset(resolved.exact + resolved.family)
+
+
 def _meaning(one: Listed) -> object:
-    """Returns the meaning of a name. Names of the same operations are equal, however they are spelled."""
-    resolved = None if one.name == EVERY else ops.resolve(one.name)
-    if resolved is None:
-        return one.line_text
-    return frozenset(resolved.exact + resolved.family), one.products_only, one.pattern
+    operations = meaning_of(one.name)
+    return one.line_text if operations is None else (operations, one.products_only, one.pattern)
 
 
 def _parts(given: str) -> Iterable[tuple[str, Sequence[Listed]]]:

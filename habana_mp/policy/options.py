@@ -314,6 +314,9 @@ class Options:
         "The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a "
         "``logging.Logger``. A destination turns the log on, whatever ``isVerbose`` is.",
         more="log.md",
+        flag=_flag(
+            "--log", "run", metavar="FILE", help="log each call of this process to a file (.jsonl for JSON lines)"
+        ),
     )
     weight_cache: bool = _option(
         True,

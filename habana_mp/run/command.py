@@ -13,7 +13,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from habana_mp import _core, hmp
@@ -40,7 +40,7 @@ _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
 
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp run``. An error or an exit of the script is passed on."""
-    parser = _parser()
+    parser = own_parser()
     given, command, is_module = parsed(parser, words, "run")
     script = Script(command, is_module=is_module)
     conversion = _conversion(parser, given, script)
@@ -93,7 +93,7 @@ def _is_about_gaudi(error: BaseException) -> bool:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def own_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="habana-mp run",
         usage=_USAGE,
@@ -319,6 +319,8 @@ class _ForChild:
 
 
 def _convert_child(conversion: Conversion, folder: str) -> None:
+    # The log is the file of the process that began: to open it again would empty it.
+    conversion = replace(conversion, options={**conversion.options, "log": None})
     conversion.convert()
     _follow_children(conversion, folder)
 

@@ -51,7 +51,7 @@ class ScriptFailedError(Exception):
 
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp diagnose``. Returns the exit status."""
-    parser = _parser()
+    parser = own_parser()
     given, command, is_module = parsed(parser, words, "diagnose")
     report = absolute(given.report)
     if report and not report.endswith(_ENDINGS):
@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     return 0 if found.healthy else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def own_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="habana-mp diagnose",
         usage=_USAGE,

@@ -58,7 +58,7 @@ def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace, co
             if not os.path.isfile(path := os.path.join(given.lists, f"{file}.txt")):
                 parser.error(f"--lists must be a folder with list files; {path} is not there")
         values["preset"] = absolute(given.lists)
-    for name in values.keys() & _FILES:
+    for name in values.keys() & {*_FILES, "log"}:
         values[name] = absolute(values[name])
     if "rules" in values:
         values["rules"] = dict(values["rules"])

@@ -41,7 +41,7 @@ _FUNCTIONS = {"abs": abs, "max": max, "min": min, "math": math}
 
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp tune``. Returns the exit status."""
-    parser = _parser()
+    parser = own_parser()
     given, command, is_module = parsed(parser, words, "tune")
     check = _Check(given.check)
     try:
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     return 0 if found.passed else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def own_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="habana-mp tune",
         usage=_USAGE,

@@ -126,14 +126,15 @@ def test_two_lists_are_checked_together(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("lists check", "at least one FILE"),
+        ("lists check", "arguments are required: FILE"),
         ("lists check --together a.txt", "needs two FILEs"),
-        ("lists hmp-default --together", "belong to `lists check FILE...`"),
-        ("lists --import os", "belong to `lists check FILE...`"),
-        ("lists hmp-default torch-cpu", "one preset's name"),
+        ("lists hmp-default --together", "unrecognized arguments: --together"),
+        ("lists --import os", "unrecognized arguments: --import"),
+        ("lists hmp-default torch-cpu", "unrecognized arguments: torch-cpu"),
+        ("lists diff torch-cpu", "arguments are required: PRESET|FILE"),
         ("lists --only fp32", "needs a preset"),
         ("lists hmp-default --only int8", "choose from"),
-        ("lists check a.txt --only fp32", "belongs to `lists PRESET`"),
+        ("lists check a.txt --only fp32", "unrecognized arguments: --only fp32"),
         ("lists check a.txt --quick", "unrecognized arguments: --quick"),
         ("doctor now", "unrecognized arguments: now"),
     ],
@@ -143,6 +144,22 @@ def test_wrong_usage_says_what_is_wrong(words: str, why: str, capsys: pytest.Cap
         cli.main(words.split())
     assert caught.value.code == 2
     assert why in capsys.readouterr().err
+
+
+def test_the_lists_that_name_an_operation_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "find", "nn.functional.softmax"]) == 0
+    rows = {tuple(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert {("hmp-default", "fp32", "softmax"), ("torch-cuda", "fp32", "softmax")} <= rows
+    assert not [row for row in rows if row[0] == "torch-cpu"]
+    assert cli.main(["lists", "find", "kthvalue"]) == 1
+    assert cli.main(["lists", "find", "soft-max"]) == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("diagnose", "--metric-file", "find", "--only", "--log"))
 
 
 def test_the_doctor_says_what_is_wrong_with_a_reader() -> None:

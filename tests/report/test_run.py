@@ -190,6 +190,15 @@ def test_verbose_logs_each_call(tmp_path: Path) -> None:
     assert "casting  <built-in function linear>  to  to_bf16" in done.stdout
 
 
+def test_a_log_is_a_file_of_the_process_that_began(tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text(LINEAR)
+    again = "import os, subprocess, sys\nos.chdir('/')\nsubprocess.run([sys.executable, sys.argv[1]], check=True)\n"
+    (tmp_path / "script.py").write_text(LINEAR + again)
+    python(*RUN, "--log", "casts.jsonl", "script.py", str(tmp_path / "part.py"), cwd=tmp_path)
+    lines = (tmp_path / "casts.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("operation") for line in lines].count("linear") == 1
+
+
 def test_a_name_without_effect_is_told_without_a_place_in_our_code(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("")
     write_list(tmp_path / "a.txt", ["mm", "relu_"])

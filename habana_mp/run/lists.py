@@ -1,0 +1,223 @@
+"""``habana-mp lists``: shows presets, checks list files, compares lists, and finds the lists that name an operation."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from habana_mp import ops
+from habana_mp.policy.lists import read_list
+from habana_mp.policy.lists_diff import difference, meaning_of
+from habana_mp.policy.module_rules import problems_of
+from habana_mp.policy.names import EVERY
+from habana_mp.policy.precisions import dtype_meant
+from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
+
+#: The lists of a preset.
+_PARTS = ("lower", "fp32", "widest")
+
+_COMMANDS = ("show", "check", "diff", "find")
+
+
+def with_command(words: Sequence[str]) -> list[str]:
+    """Returns the words with `show` after `lists` where no command follows."""
+    is_short = words[:1] == ["lists"] and (len(words) == 1 or words[1] not in (*_COMMANDS, "-h", "--help"))
+    return ["lists", "show", *words[1:]] if is_short else list(words)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to ``commands``, those of `argparse`."""
+    parser = commands.add_parser(
+        "lists",
+        help="show presets, check or compare list files, find an operation in lists",
+        epilog="`habana-mp lists NAME` means `habana-mp lists show NAME`. Exit status: 0 all is well, 1 something was "
+        "found, 2 wrong usage.",
+    )
+    of_lists = parser.add_subparsers(dest="of_lists", required=True)
+    show = of_lists.add_parser("show", help="all presets, or one with what its names stand for")
+    show.add_argument("name", nargs="?", metavar="NAME", help="a preset, or a part of the names of those to list")
+    show.add_argument(
+        "--only",
+        type=_part,
+        choices=_PARTS,
+        help="one list of the preset, as a list file to start your own from; a lower precision's name means `lower`",
+    )
+    show.set_defaults(of_lists=lambda given: _show(given.name, given.only, show))
+    check = of_lists.add_parser("check", help="whether torch knows each name of list files, and what it stands for")
+    check.add_argument("files", nargs="+", metavar="FILE", help="a list file")
+    check.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module that defines operators which the files name; imported first",
+    )
+    check.add_argument(
+        "--together", action="store_true", help="the two files are the two lists of one convert: do they contradict?"
+    )
+    check.set_defaults(of_lists=lambda given: _check_files(given, check))
+    diff = of_lists.add_parser("diff", help="the names that are in different lists")
+    for one in ("a", "b"):
+        diff.add_argument(one, metavar="PRESET|FILE", help="a preset, a list file, or two of them: bf16.txt,fp32.txt")
+    diff.set_defaults(of_lists=lambda given: _diff(given.a, given.b))
+    find = of_lists.add_parser("find", help="the presets that name an operation, and in which list")
+    find.add_argument("operation", metavar="OPERATION", help="a name as in a list: softmax")
+    find.set_defaults(of_lists=lambda given: _find(given.operation))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit status."""
+    status: int = given.of_lists(given)
+    return status
+
+
+def _part(given: str) -> str:
+    """Returns the list with this name, or the list of the precision with this name, such as `bf16`."""
+    dtype = dtype_meant(given)
+    return given if dtype is None else "fp32" if dtype is torch.float32 else "lower"
+
+
+def _show(name: str | None, only: str | None, parser: argparse.ArgumentParser) -> int:
+    if name is not None:
+        return _show_preset(name, only)
+    if only is not None:
+        parser.error("--only needs a preset's name")
+    return _show_presets(presets().values())
+
+
+def _show_presets(shown: Collection[Preset]) -> int:
+    width = max(len(preset.name) for preset in shown)
+    for preset in shown:
+        sizes = f"{len(preset.lower):>3} lower {len(preset.fp32):>3} fp32 {len(preset.widest):>3} widest"
+        print(f"{preset.name:<{width}}  {sizes}  {preset.description}")
+    return 0
+
+
+def _show_preset(name: str, only: str | None) -> int:
+    preset = presets().get(name)
+    if preset is None and only is None and presets_with(name):
+        return _show_presets(presets_with(name))
+    if preset is None:
+        file = "; `habana-mp lists check FILE...` checks files" if os.path.exists(name) else ""
+        hint = file or hint_for(name)
+        print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all{hint}", file=sys.stderr)
+        return 2
+    if only is not None:
+        print(f"# {preset.name}, {only}")
+        for one in getattr(preset, only):
+            # In a list file a name means every call.
+            print(f"# its matrix products only: {one.name}" if one.products_only else one.line_text)
+        return 0
+    print(f"{preset.name}: {preset.description}")
+    for title in _PARTS:
+        listed = getattr(preset, title)
+        if listed:
+            print(f"\n{title}:")
+            for one in listed:
+                when = " (its matrix products only)" if one.products_only else ""
+                print(f"  {one.line_text:<31} {_meaning(one.name)}{when}")
+    return 0
+
+
+def _meaning(name: str) -> str:
+    """Returns the objects of torch that a list name stands for."""
+    if name == EVERY:
+        return "every operation that computes"
+    resolved = ops.resolve(name)
+    if resolved is None:
+        return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
+    places = []
+    for operation in resolved.exact + resolved.family:
+        places += [builtin.place for builtin in ops.builtins_named(operation)]
+        composite = None if ops.builtins_named(operation) else ops.composite_named(operation)
+        if composite is not None:
+            places.append(composite.place)
+    return ", ".join(places)
+
+
+def _check_files(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if given.together and len(given.files) != 2:
+        parser.error("--together needs two FILEs, one for each list")
+    return _check(given.files, together=given.together) if _import(given.modules) else 1
+
+
+def _import(modules: Sequence[str]) -> bool:
+    """Imports modules as a script in the working directory would. Prints the error and returns False if one fails."""
+    if modules:
+        sys.path.insert(0, "")
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
+            print(f"habana-mp: cannot import `{module}`: {type(error).__name__}: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def _check(files: Sequence[str], *, together: bool) -> int:
+    """Checks every name of each file, and with ``together`` that the two files agree. Returns the exit status."""
+    status = 0
+    fine = []
+    for file in files:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                listed = read_list(file)
+                problems = problems_of(listed)
+            except (OSError, ValueError) as error:
+                problems = [str(error)]
+        if problems:
+            print("\n".join(one if file in one else f"{file}: {one}" for one in problems))
+            status = 1
+            continue
+        for warning in caught:
+            print(warning.message)
+        fine.append(listed)
+        verdict = f"{len(caught)} without effect" if caught else "fine"
+        print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, {verdict}")
+        for one in listed:
+            print(f"  {one.line:>4}  {one.line_text:<31} {_meaning(one.name)}")
+    if together and status == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were shown above, file by file
+            problems = problems_of(*fine)
+        print("\n".join(problems) or "they do not contradict each other")
+        status = 1 if problems else 0
+    return status
+
+
+def _diff(a: str, b: str) -> int:
+    try:
+        lines = difference(a, b)
+    except (OSError, ValueError) as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines) or "the same names in the same lists")
+    return 1 if lines else 0
+
+
+def _find(operation: str) -> int:
+    """Prints the presets that name the operation, however they spell it."""
+    if ops.resolve(operation) is None:
+        print(f"habana-mp: `{operation}` is no operation of this torch", file=sys.stderr)
+        return 2
+    wanted = meaning_of(operation)
+    found = [
+        (preset.name, part, one.line_text)
+        for preset in presets().values()
+        for part in _PARTS
+        for one in getattr(preset, part)
+        if meaning_of(one.name) == wanted
+    ]
+    width = max((len(name) for name, *_ in found), default=0)
+    for name, part, line in found:
+        print(f"{name:<{width}}  {part:<6}  {line}")
+    return 0 if found else 1
