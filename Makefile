@@ -126,7 +126,9 @@ $(VENV)/.torch:
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
 	  "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
-	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
+	  "lightning>=2.6" "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "trl>=1.0" \
+	  "sentence-transformers>=5.0" "diffusers>=0.35" "pytorch-ignite>=0.5" "fastapi>=0.115" "onnx>=1.18" \
+	  "onnxscript>=0.5" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
 	  "torchmetrics>=1.5" "playwright>=1.45" "$(TORCH)"
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"

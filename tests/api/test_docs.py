@@ -34,6 +34,7 @@ RUN = [
     "docs/weights.md",
     "docs/gaudi.md",
     "docs/migration.md",
+    "docs/how-to/trainer.md",
 ]
 
 #: Runs each script in a folder and a process of its own. They are forked, so that torch is imported, and rules are

@@ -174,14 +174,39 @@ def _devices_here() -> tuple[str, ...]:
     return tuple(devices())
 
 
+#: What switches a framework's own autocast on, by the package whose code enters it.
+_SWITCHES = {
+    "accelerate": "`mixed_precision=` of Accelerate, which Trainer sets for `bf16=True` and `fp16=True`",
+    "ignite": "`amp_mode=` of Ignite",
+    "lightning": "`precision=` of Lightning",
+    "lightning_fabric": "`precision=` of Lightning",
+    "pytorch_lightning": "`precision=` of Lightning",
+}
+
+
 def warn_of_autocast() -> None:
     if "autocast" in _given:
         return
     _given.add("autocast")
     warn(
-        "torch.autocast is enabled while habana_mp casts: autocast acts after the lists, so an operation that it "
-        "lowers runs in its precision whatever they say; use one of the two"
+        f"torch.autocast is enabled while habana_mp casts{_by_framework()}: autocast acts after the lists, so an "
+        "operation that it lowers runs in its precision whatever they say; use one of the two"
     )
+
+
+def _by_framework() -> str:
+    """Names the framework whose code enters torch.autocast, and the line of the script that calls it."""
+    frame, switch = inspect.currentframe(), ""
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("torch", "habana_mp", "contextlib"):
+            switch = switch or _SWITCHES.get(package, "")
+            if not switch:
+                break
+            if "/site-packages/" not in frame.f_code.co_filename:
+                return f", by {switch}, in the call at {frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def forget_warnings() -> None:
