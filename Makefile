@@ -130,7 +130,7 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	  "sentence-transformers>=5.0" "diffusers>=0.35" "pytorch-ignite>=0.5" "fastapi>=0.115" "onnx>=1.18" \
 	  "onnxscript>=0.5" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
-	  "torchmetrics>=1.5" "playwright>=1.45" "$(TORCH)"
+	  "torchmetrics>=1.5" "playwright>=1.45" "shtab>=1.6" "$(TORCH)"
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	touch $@
 
