@@ -1,5 +1,6 @@
 #include "host/casts_inside.hpp"
 
+#include <bit>
 #include <utility>
 
 #include "errors.hpp"
@@ -90,12 +91,27 @@ void bind_casts_inside() {
     return can_look_inside() && detail::on_cpu.enabled.is_known() && functions.are_complete() && agree_with_python() &&
            are_set();
   });
-  detail::on_cpu.keys = found ? inside.plain : 0;
+  detail::on_cpu.is_usable = found;
   clear_error();
 }
 
 void set_autocast_of_accelerator(PyObject* function) noexcept {
   *autocast_of_accelerator = Owned::borrowed_or_null(function);
+}
+
+// Sets the keys of tensors on the accelerator from one of them. A dense tensor has the keys of one on the CPU, but for
+// that of its device. Returns false for a tensor of another kind.
+static bool learn_keys(PyObject* tensor) noexcept {
+  const std::uint64_t keys = keys_of(tensor);
+  for (const std::uint64_t like : {inside.plain, inside.least}) {
+    const std::uint64_t cpu_key = like & ~keys;
+    const std::uint64_t device_key = keys & ~like;
+    if (!std::has_single_bit(cpu_key) || !std::has_single_bit(device_key)) continue;
+    inside.accelerator = (inside.plain & ~cpu_key) | device_key;
+    inside.least_accelerator = (inside.least & ~cpu_key) | device_key;
+    return true;
+  }
+  return false;
 }
 
 // Asks whether torch.autocast casts tensors like this one, which is not on the CPU. After an answer the function is not
@@ -106,28 +122,25 @@ static const Autocast* ask_for_accelerator(PyObject* tensor) {
   const long number = answer && answer.get() != Py_None ? PyLong_AsLong(answer.get()) : -1;
   const bool failed = PyErr_Occurred() != nullptr;
   clear_error();
-  if (failed || answer.get() == Py_None) return nullptr;
+  if (failed || answer.get() == Py_None || !learn_keys(tensor)) return nullptr;
   autocast_of_accelerator->reset();
   if (number < 0) return nullptr;
-  Autocast found{keys_of(tensor), static_cast<std::int8_t>(number), autocast_flag(static_cast<std::int8_t>(number))};
-  inside.accelerator = found.keys;
-  if (!found.enabled.is_known()) return nullptr;
-  detail::on_accelerator = found;
-  return &detail::on_accelerator;
+  const auto type = static_cast<std::int8_t>(number);
+  const DeviceFlag flag = autocast_flag(type);
+  detail::on_accelerator = {flag.is_known(), type, flag};
+  return detail::on_accelerator.is_usable ? &detail::on_accelerator : nullptr;
 }
 
 const Autocast* autocast_for(PyObject* tensor) {
-  if (detail::on_cpu.keys == 0 || !is_plain_tensor(tensor)) return nullptr;
-  const std::uint64_t keys = keys_of(tensor);
-  if (keys == detail::on_cpu.keys) [[likely]]
+  if (!detail::on_cpu.is_usable || !is_plain_tensor(tensor)) return nullptr;
+  if (keys_of(tensor) == inside.plain) [[likely]]
     return &detail::on_cpu;
-  if (keys == detail::on_accelerator.keys) return keys == 0 ? nullptr : &detail::on_accelerator;
-  // A dense tensor has the keys of a plain one, but for those of its device.
+  if (is_plain_on_accelerator(tensor)) return detail::on_accelerator.is_usable ? &detail::on_accelerator : nullptr;
   if (!*autocast_of_accelerator || !is_off_cpu(tensor)) return nullptr;
   return ask_for_accelerator(tensor);
 }
 
-bool may_cast_inside(const Autocast& autocast) noexcept { return autocast.keys != 0 && !autocast.enabled.is_on(); }
+bool may_cast_inside(const Autocast& autocast) noexcept { return autocast.is_usable && !autocast.enabled.is_on(); }
 
 bool autocast_is_off() noexcept { return !detail::on_cpu.enabled.is_on(); }
 

@@ -14,7 +14,7 @@ void bind_casts_inside();
 
 // torch.autocast for the CPU, or for an accelerator.
 struct Autocast {
-  std::uint64_t keys = 0;  // of the plain dense tensors that it casts; 0 if it cannot be used
+  bool is_usable = false;
   std::int8_t device_type = 0;
   DeviceFlag enabled;
 };
@@ -31,7 +31,7 @@ void set_autocast_of_accelerator(PyObject* function) noexcept;
 
 // True for a plain dense tensor on the CPU. False if that is unknown.
 inline bool is_plain_on_cpu(PyObject* tensor) noexcept {
-  return detail::on_cpu.keys != 0 && is_plain_tensor(tensor) && keys_of(tensor) == detail::on_cpu.keys;
+  return detail::on_cpu.is_usable && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
 }
 
 // Returns the torch.autocast that can and would cast this input, a plain dense tensor. Null if there is none.

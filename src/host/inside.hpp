@@ -18,6 +18,7 @@ struct Inside {
   std::uint64_t least = 0;              // the keys of a plain tensor that a tensor of inference mode has too
   std::uint64_t negative = 0;           // the key of a view with the negative bit
   std::uint64_t accelerator = 0;        // the keys of a plain dense tensor on torch's accelerator; 0 until one was met
+  std::uint64_t least_accelerator = 0;  // those of a tensor of inference mode there
   std::ptrdiff_t storage = 0;           // of the storage's address, in a tensor's implementation
   std::ptrdiff_t counter = 0;           // of the version counter's address, in a tensor's implementation
   std::ptrdiff_t version = 0;           // of the version, in the version counter
@@ -145,7 +146,9 @@ inline std::uint64_t keys_of(PyObject* tensor) noexcept {
 
 // True for a plain dense tensor on torch's accelerator. False if that is unknown.
 inline bool is_plain_on_accelerator(PyObject* tensor) noexcept {
-  return inside.accelerator != 0 && is_plain_tensor(tensor) && keys_of(tensor) == inside.accelerator;
+  if (inside.accelerator == 0 || !is_plain_tensor(tensor)) return false;
+  const std::uint64_t keys = keys_of(tensor);
+  return keys == inside.accelerator || keys == inside.least_accelerator;
 }
 
 // True if this plain tensor has the negative bit or its keys are unknown.

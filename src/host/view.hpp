@@ -33,6 +33,9 @@ void bind_views();
 // True if tensors can be viewed. Otherwise the functions below return false or null.
 inline bool can_view() noexcept { return api.exchange != nullptr || detail::has_functions; }
 
+// True if tensors that are not on the CPU can be viewed.
+inline bool can_view_on_devices() noexcept { return api.exchange != nullptr; }
+
 // Views a plain tensor's memory on any device. `data` is null for an empty tensor. The negative bit is ignored. False
 // if the memory cannot be viewed.
 inline bool view_of(PyObject* tensor, DLTensor& view) noexcept {

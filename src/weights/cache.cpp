@@ -12,6 +12,7 @@
 #include "host/aten.hpp"
 #include "host/free_memory.hpp"
 #include "host/tensors.hpp"
+#include "host/view.hpp"
 #include "weakrefs.hpp"
 #include "weights/entry.hpp"
 #include "weights/memory_limit.hpp"
@@ -125,6 +126,7 @@ bool limit_allows(int device, std::uint64_t bytes) {
 
 // Returns the number of the accelerator on which this weight is; -1 if casts cannot be cached on its device.
 int accelerator_of(PyObject* weight) {
+  if (!host::can_view_on_devices()) return -1;
   const Owned function = Owned::borrowed_or_null(settings->accelerator_of.get());
   const Owned number(function ? PyObject_CallOneArg(function.get(), weight) : nullptr);
   const long found = number ? PyLong_AsLong(number.get()) : -1;
@@ -507,7 +509,7 @@ const char* describe(Refusal refusal) noexcept {
       "NumPy or DLPack may have its memory",
       "its memory is not torch's own",
       "nothing counts its changes",
-      "its device has no memory, or is not torch's accelerator",
+      "casts are not cached on its device",
       "a graph is being captured",
       "its values have gaps",
       "the limit was reached",

@@ -109,7 +109,7 @@ enum class Refusal : std::uint8_t {
   lent,      // NumPy or DLPack may have its memory
   memory,    // its memory is not torch's own
   version,   // no version counts its changes: it was made in inference mode, or is a negated view
-  device,    // it is on a device without memory (meta), or on one beside torch's accelerator
+  device,    // it is on meta, on a device beside torch's accelerator, or on any device before torch 2.10
   capture,   // a graph is being captured
   layout,    // its values have gaps or overlap
   limit,     // the limit was reached

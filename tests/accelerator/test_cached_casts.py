@@ -390,4 +390,21 @@ def test_without_the_current_stream_nothing_is_cached() -> None:
         hmp.convert(preset="torch-cuda")
         assert all(is_right(x, weight) for _ in range(2))
         hmp.restore()
-    assert cached()["reasons"] == {"its device has no memory, or is not torch's accelerator": 2}
+    assert cached()["reasons"] == {"casts are not cached on its device": 2}
+
+
+@on_the_device
+def test_inference_mode_uses_the_same_casts() -> None:
+    x, weight = new_input(), new_weight()
+    hmp.reset_report()
+    hmp.convert(preset="torch-cuda")
+    try:
+        with torch.inference_mode():
+            y = new_input()
+            found = [F.linear(y, weight) for _ in range(2)]
+            assert torch.mm(y, y.T).dtype == torch.bfloat16
+        assert is_right(x, weight)
+    finally:
+        hmp.restore()
+    assert all(torch.equal(one.cpu(), by_hand(y, weight).cpu()) for one in found)
+    assert (cached()["weights"], cached()["hits"]) == (0, 2)

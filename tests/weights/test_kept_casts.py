@@ -413,7 +413,7 @@ def _made_in_inference_mode() -> nn.Parameter:
         ("its memory is not torch's own", lambda: (nn.Parameter(torch.from_numpy(np.ones((16, 32), np.float32))),), {}),
         ("nothing counts its changes", lambda: (_made_in_inference_mode(),), {}),
         (
-            "its device has no memory, or is not torch's accelerator",
+            "casts are not cached on its device",
             lambda: (nn.Parameter(torch.empty(16, 32, device="meta")),),
             {},
         ),
