@@ -100,15 +100,15 @@ void set_autocast_of_accelerator(PyObject* function) noexcept {
 }
 
 // Sets the keys of tensors on the accelerator from one of them. A dense tensor has the keys of one on the CPU, but for
-// that of its device. Returns false for a tensor of another kind.
+// those of its device and of the device's autocast. Returns false for a tensor of another kind.
 static bool learn_keys(PyObject* tensor) noexcept {
   const std::uint64_t keys = keys_of(tensor);
   for (const std::uint64_t like : {inside.plain, inside.least}) {
-    const std::uint64_t cpu_key = like & ~keys;
-    const std::uint64_t device_key = keys & ~like;
-    if (!std::has_single_bit(cpu_key) || !std::has_single_bit(device_key)) continue;
-    inside.accelerator = (inside.plain & ~cpu_key) | device_key;
-    inside.least_accelerator = (inside.least & ~cpu_key) | device_key;
+    const std::uint64_t of_cpu = like & ~keys;
+    const std::uint64_t of_device = keys & ~like;
+    if (std::popcount(of_cpu) != 2 || std::popcount(of_device) != 2) continue;
+    inside.accelerator = (inside.plain & ~of_cpu) | of_device;
+    inside.least_accelerator = (inside.least & ~of_cpu) | of_device;
     return true;
   }
   return false;
