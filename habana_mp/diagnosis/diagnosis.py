@@ -27,6 +27,8 @@ from habana_mp.diagnosis.search import Progress, Search
 from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.eager_mode import EagerMode
+from habana_mp.reporting.ranks import gathered, own_rank
+from habana_mp.reporting.records import with_ranks
 
 FORMAT, VERSION = "habana-mp diagnosis", 1
 
@@ -128,7 +130,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
+def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False) -> Diagnosis:
     """Finds the operations whose lower precision harms a step, and the rules that correct this.
 
     ``step()`` runs the forward and returns the loss. If it does not run the backward, this function does. ``step()`` is
@@ -140,6 +142,8 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
         steps: The number of steps. With more than one, ``step()`` also runs normally each time, so that the model
             continues to train if it runs an optimizer.
         every: Examines the first step, and then one step out of this many.
+        ranks: True for one diagnosis of all ranks of torch.distributed. All must call it, and all return it. The step
+            must not communicate: how often it runs depends on what a rank finds.
 
     Raises:
         ValueError: ``step`` does other things when it is called again, or a number is below 1.
@@ -163,7 +167,8 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
                     looks.append(look(runs, number, progress))
             if steps > 1:
                 step()
-    return _merged(looks)
+    found = _merged(looks)
+    return found if not ranks or own_rank() is None else _of_ranks(gathered(found))
 
 
 @contextmanager
@@ -243,6 +248,23 @@ def _noise(runs: Runs, exact: Outcome, rounding: RunMode, progress: Progress) ->
 def _lowered_products(sites: Sequence[Site]) -> frozenset[Line]:
     """Returns the lines whose weights are rounded to the lower precision."""
     return frozenset(one.where for one in sites if one.values and one.where.operation in PRODUCTS)
+
+
+def _of_ranks(found: Sequence[Diagnosis]) -> Diagnosis:
+    """Returns one diagnosis of several ranks: the worst finding of each line, with its ranks, and the largest
+    measurements of each operation."""
+    ranks: dict[tuple[str, str, int], list[int]] = {}
+    rows: dict[tuple[str, str, str, int], OperationRow] = {}
+    for rank, one in enumerate(found):
+        for finding in one.findings:
+            ranks.setdefault((finding.operation, finding.file, finding.line), []).append(rank)
+        for row in one.rows:
+            key = (row.operation, row.module, row.file, row.line)
+            rows[key] = max(rows.get(key, row), row, key=lambda either: abs(either.effect or 0.0))
+    whole = _merged(found)
+    of = {one: tuple(ranks[one.operation, one.file, one.line]) for one in whole.findings}
+    findings = tuple(replace(one, text=with_ranks(one.text, of[one]), ranks=of[one]) for one in whole.findings)
+    return replace(whole, findings=findings, rows=tuple(rows.values()), loss=None, loss_in_float32=None)
 
 
 def _merged(looks: Sequence[Diagnosis]) -> Diagnosis:

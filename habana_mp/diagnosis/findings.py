@@ -68,6 +68,8 @@ class Finding:
     rule: dict[str, str] = field(hash=False)
     #: The number of the step in which it was found, counted from 0.
     step: int = 0
+    #: The ranks on which it was found, if the diagnosis is of all ranks.
+    ranks: tuple[int, ...] = ()
 
     @property
     def place(self) -> str:

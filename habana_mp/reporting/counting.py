@@ -21,6 +21,7 @@ from habana_mp.patches.torch.device_times import device_times
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
+from habana_mp.reporting import guard_texts
 from habana_mp.reporting.merging import key_of, sum_of
 from habana_mp.reporting.records import (
     REASONS,
@@ -105,6 +106,7 @@ def current() -> Report:
         seconds=stopwatch.seconds if records else None,
         environment=_environment(),
         ranges=shares_of_range(_core.guarded_largest()),
+        guarded=dict(guard_texts.named),
         is_live=True,
     )
 
@@ -242,6 +244,7 @@ def reset() -> None:
     _core.reset_watch()
     device_times.reset()
     _core.forget_guarded_largest()
+    guard_texts.named.clear()
     _core.weights_reset_statistics()
     stopwatch.reset()
     forget_earlier_lists()

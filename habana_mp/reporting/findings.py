@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.policy.module_rules import KEPT
-from habana_mp.reporting.records import PRECISIONS, REASONS, Edge, Records, Row
+from habana_mp.reporting.records import PRECISIONS, REASONS, Edge, Records, Row, with_ranks
 from habana_mp.reporting.remedies import in_words, rules_for
 
 #: The most lines, the most lines of one kind, and the most operations in the line about float32.
@@ -92,6 +92,7 @@ def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ..
     lines = [
         *_off_for_no_device(report),
         _share(report, findings),
+        *(f"The guard: {with_ranks(text, ranks)}" for text, ranks in report.guarded.items()),
         *_outside(report),
         *_off(report),
         *_in_float32(report, findings),

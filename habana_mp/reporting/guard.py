@@ -127,6 +127,7 @@ class _Guarding:
         self._searches = 0
         self._told_of_passed = self._has_scaler = False
         _core.forget_guarded_largest()
+        guard_texts.named.clear()
         begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
         self._gradients.begin()
         if self._share >= 1:
@@ -296,7 +297,10 @@ class _Guarding:
         """Names an operation, and ends the guard unless it raises."""
         if self._guard is False:
             return
-        text += guard_texts.rank_and_device(own_rank(), self._device) + guard_texts.range_of_float16()
+        rank = own_rank()
+        # The first sentence: what follows has values, which differ between ranks.
+        guard_texts.named[text.partition(". ")[0]] = () if rank is None else (rank,)
+        text += guard_texts.rank_and_device(rank, self._device) + guard_texts.range_of_float16()
         if self._guard == "raise":
             self._end_search()
             raise FloatingPointError(text)

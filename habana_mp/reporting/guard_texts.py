@@ -12,6 +12,9 @@ from habana_mp.reporting.judging import Call, Worst, tensors_in
 from habana_mp.reporting.origins import Origin, here
 from habana_mp.reporting.records import LARGEST_FLOAT16, line_of_range, shares_of_range
 
+#: What the guard of this process named, with its rank. A report takes it from here.
+named: dict[str, tuple[int, ...]] = {}
+
 _MADE = {Worst.INFINITIES: "an infinity", Worst.NANS: "a NaN"}
 
 

@@ -41,6 +41,7 @@ def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
         modules=tuple(modules.values()),
         seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # in parallel
         ranges=_largest([report.ranges for report in reports]),
+        guarded=_with_all_ranks([report.guarded for report in reports]),
         ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
         is_live=False,
     )
@@ -86,6 +87,14 @@ def _largest(shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, share in one.items():
             largest[name] = max(share, largest.get(name, 0.0))
     return dict(sorted(largest.items(), key=lambda item: -item[1]))
+
+
+def _with_all_ranks(guarded: Iterable[Mapping[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    all_ranks: dict[str, set[int]] = defaultdict(set)
+    for one in guarded:
+        for text, ranks in one.items():
+            all_ranks[text].update(ranks)
+    return {text: tuple(sorted(ranks)) for text, ranks in all_ranks.items()}
 
 
 def _sum_of_weights(all_kept: list[KeptWeights]) -> KeptWeights:

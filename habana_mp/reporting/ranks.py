@@ -32,11 +32,14 @@ def own_rank() -> int | None:
 
 def of_all_ranks(report: Report) -> Report:
     """Returns the report of all ranks, the same in each. All must call it. Without other ranks it is this report."""
-    if own_rank() is None:
-        return report
-    reports = [report] * distributed.get_world_size()
-    distributed.all_gather_object(reports, report)
-    return merged(reports)
+    return report if own_rank() is None else merged(gathered(report))
+
+
+def gathered(value: Any) -> list[Any]:
+    """Returns the values of all ranks, in their order. All must call it."""
+    values = [value] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
 
 
 class Ranks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,6 +130,13 @@ def line_of_range(shares: Mapping[str, Any], most: int = 3) -> str:
     return f"The largest finite values that the guard saw in float16, as shares of its range (65504): {named}"
 
 
+def with_ranks(text: str, ranks: Sequence[int]) -> str:
+    """Returns a text about an operation with the ranks that it is about, if there are any."""
+    if not ranks:
+        return text
+    return f"{text} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
+
+
 @dataclass(frozen=True)
 class KeptWeights:
     """The cached casts of weights: how often they were used, and the memory that they take now.
@@ -198,6 +205,8 @@ class Records:
     ranks: int = 1
     #: The largest finite values in float16 that the guard saw, as shares of the range, by operation.
     ranges: Mapping[str, float] = field(default_factory=dict, hash=False)
+    #: What the guard named: the operation that made a value that is not finite, with its place, and the ranks.
+    guarded: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
     #: True if this process made it from its own calls.
     is_live: bool = field(default=False, compare=False)
 

@@ -75,6 +75,7 @@ class Report(Records):
             "seconds": self.seconds,
             "ranks": self.ranks,
             "ranges": dict(self.ranges),
+            "guarded": {text: list(ranks) for text, ranks in self.guarded.items()},
             "words": list(self.words),
             "totals": {
                 **{name: self.total(name) for name in ("calls", "casts", "bytes", "hits", "seconds", "cast_seconds")},
@@ -132,6 +133,7 @@ class Report(Records):
             seconds=content["seconds"],
             ranks=content["ranks"],
             ranges={str(name): float(share) for name, share in content.get("ranges", {}).items()},
+            guarded={str(text): tuple(map(int, ranks)) for text, ranks in content.get("guarded", {}).items()},
         )
 
     @classmethod

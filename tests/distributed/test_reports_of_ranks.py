@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 
 from habana_mp import HmpWarning, Report, hmp
 from helpers.ranks import on_two_ranks
@@ -41,3 +42,75 @@ def test_the_guard_names_the_rank_and_the_device() -> None:
     torch.tensor(math.nan, requires_grad=True).backward()
     with pytest.warns(HmpWarning, match=rf"ran before .*\. This is rank {dist.get_rank()}"):
         hmp.restore()
+
+
+@on_two_ranks
+def test_the_report_of_all_ranks_names_what_the_guards_named_once_with_its_ranks() -> None:
+    hmp.reset_report()
+    hmp.convert(guard=1.0, dtype=torch.float16)
+    value = 1e5 * (1 + dist.get_rank())
+    with pytest.warns(HmpWarning, match=rf"`__mul__` made an infinity .* has the value {1 + dist.get_rank()}e"):
+        torch.tensor([value]) * torch.tensor([1.0])
+    whole = hmp.report(show=False, ranks=True)
+    ((text, ranks),) = whole.guarded.items()
+    assert text.startswith("`__mul__` made an infinity in float16 of finite inputs, at ")
+    assert ranks == (0, 1)
+    assert f"The guard: {text} (ranks 0, 1)" in whole.words
+    assert Report.from_dict(whole.to_dict()) == whole
+    assert Report.from_dict(whole.to_dict()).guarded == whole.guarded
+
+    hmp.convert(guard=1.0)
+    if dist.get_rank() == 1:
+        with pytest.warns(HmpWarning, match="`sqrt` made a NaN"):
+            torch.sqrt(torch.tensor([-1.0]))
+    whole = hmp.report(show=False, ranks=True)
+    assert [(text.split()[0], ranks) for text, ranks in whole.guarded.items()] == [("`sqrt`", (1,))]
+    assert len(hmp.report(show=False).guarded) == dist.get_rank()
+    hmp.reset_report()
+    assert not hmp.report(show=False).guarded
+
+
+class Angles(nn.Module):
+    """Its angles are too large for bfloat16 on one rank, or on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 8)
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        angles = steps[:, None] * 0.9 ** torch.arange(32)
+        result: torch.Tensor = self.body(torch.cat([angles.sin(), angles.cos()], -1))
+        return result
+
+
+@on_two_ranks
+def test_the_diagnosis_of_all_ranks_names_an_operation_once_with_its_ranks() -> None:
+    hmp.convert()  # HMP's own lists, which lower `mul`
+    torch.manual_seed(0)
+    model, target = nn.parallel.DistributedDataParallel(Angles()), torch.randn(1000, 8)
+
+    def step(largest: float) -> torch.Tensor:
+        with model.no_sync():
+            result = model(torch.linspace(0, largest, 1000))
+            loss = nn.functional.mse_loss(result.float(), target)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for largest, on in ((1000.0, (0, 1)), (1000.0 * dist.get_rank(), (1,))):
+        found = hmp.diagnose(lambda largest=largest: step(largest), ranks=True)  # type: ignore[misc]
+        finding = found.findings[0]
+        assert (finding.operation, finding.ranks) == ("__mul__", on)
+        assert finding.text.endswith(" (ranks 0, 1)" if len(on) == 2 else " (rank 1)")
+        assert str(found).count("`__mul__` at") == 1
+        both: list[hmp.Diagnosis] = [found, found]
+        dist.all_gather_object(both, found)
+        assert both[0].findings == both[1].findings
+    assert hmp.diagnose(lambda: step(1.0), ranks=True).healthy
+
+
+def test_without_ranks_a_diagnosis_of_all_ranks_is_that_of_this_process() -> None:
+    hmp.convert()
+    model = Angles()
+    found = hmp.diagnose(lambda: model(torch.linspace(0, 1000, 1000)).float().square().sum(), ranks=True)
+    assert found.loss is not None
+    assert all(not one.ranks for one in found.findings)
