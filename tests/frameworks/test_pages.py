@@ -6,6 +6,7 @@ Needs transformers, accelerate, pytorch-lightning, peft, trl, sentence-transform
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from habana_mp import hmp
+from habana_mp.frameworks.common import write_report
 from helpers.how_to import PAGES, SCRIPTS, changes, copied, original, run, script, shown_report, weights_in
 from helpers.ranks import on_two_ranks, ranks
 
@@ -250,3 +252,18 @@ def test_with_a_policy_fsdp2_casts_before_habana_mp_does() -> None:
     assert casts == [(torch.float32, 5), (torch.bfloat16, 0)]
     hmp.reset_report()
     gc.collect()
+
+
+def test_of_two_ranks_the_first_writes_the_report_of_a_plugin_for_both(tmp_path: Path) -> None:
+    write_on_two_ranks(folder=str(tmp_path))
+    content = (tmp_path / "habana_mp.html").read_text("utf-8")
+    assert "All 2 products ran in bf16" in content
+
+
+@on_two_ranks
+def write_on_two_ranks(folder: str) -> None:
+    hmp.reset_report()
+    hmp.convert(preset="recommended")
+    torch.nn.Linear(16, 16)(torch.ones(2, 16))
+    write_report(folder if dist.get_rank() == 0 else "/dev/null/no folder", logging.getLogger("ignored"))
+    hmp.reset_report()
