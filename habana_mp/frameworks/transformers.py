@@ -48,6 +48,7 @@ class MixedPrecisionCallback(TrainerCallback):
 
     def __init__(self, args: TrainingArguments, **options: Any) -> None:
         self._options = options
+        self._has_begun = False
         if args.mixed_precision != "no":
             _logger.warning(
                 f"habana_mp: Trainer's own autocast ({'fp16' if args.fp16 else 'bf16'}=True) is switched off. The "
@@ -58,6 +59,13 @@ class MixedPrecisionCallback(TrainerCallback):
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         convert(self._options)
+        self._has_begun = True
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if not self._has_begun:
+            raise RuntimeError(
+                "MixedPrecisionCallback must be in `callbacks=` of the Trainer; it was added after the Trainer was made"
+            )
 
     def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         writer = _writer_beside(args) if args.should_save else None

@@ -92,6 +92,15 @@ def test_trainer_evaluates_without_a_training_in_mixed_precision_too(tmp_path: P
     assert {row.precision for row in hmp.report(show=False) if row.operation == "linear"} == {"bf16"}
 
 
+def test_a_callback_that_is_added_later_is_refused(tmp_path: Path) -> None:
+    text = original("trainer").replace("trainer.train", "trainer.add_callback(callback(args))\ntrainer.train")
+    text = text.replace(
+        "import os", "import os\nfrom habana_mp.frameworks.transformers import MixedPrecisionCallback as callback"
+    )
+    with pytest.raises(RuntimeError, match="must be in `callbacks=` of the Trainer"):
+        run(text, tmp_path)
+
+
 def test_arguments_of_a_command_line_are_options_of_convert() -> None:
     parser: Any = HfArgumentParser((TrainingArguments, MixedPrecisionArguments))
     words = ["--output_dir=out", "--use_cpu", "--hmp_preset=torch-cpu", "--hmp_guard", "--hmp_report=lines"]
