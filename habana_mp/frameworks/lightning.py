@@ -37,7 +37,8 @@ class MixedPrecision:
     def __new__(cls, **_: Any) -> MixedPrecision:
         # Now, not at import: by now the program has imported the package that it uses.
         package = next((one for one in _PACKAGES if one in sys.modules), _PACKAGES[0])
-        return object.__new__(_with_base(importlib.import_module(f"{package}.plugins.precision").Precision))
+        kind: Any = cls
+        return object.__new__(_with_base(kind, importlib.import_module(f"{package}.plugins.precision").Precision))
 
     def __init__(self, *, validation: Mapping[str, Any] | None = None, **options: Any) -> None:
         self._validation = None if validation is None else dict(validation)
@@ -45,15 +46,15 @@ class MixedPrecision:
         self._modules: list[nn.Module] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MixedPrecision, (), vars(self)
+        return type(self).__mro__[1], (), vars(self)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         if not self._modules:
             convert(self._options)
         if getattr(module, "_trainer", None) is None:
             # Trainer's base class, which derives from that of Fabric, calls hooks that a module has under Trainer only.
-            fabrics = [one for one in type(self).__mro__ if one.__name__ == "Precision"]
-            self.__class__ = _with_base(fabrics[-1])
+            _, kind, *bases = type(self).__mro__
+            self.__class__ = _with_base(kind, [one for one in bases if one.__name__ == "Precision"][-1])
         self._modules.append(module)
         return module
 
@@ -83,8 +84,8 @@ class MixedPrecision:
 
 
 @cache
-def _with_base(base: type) -> type[MixedPrecision]:
-    return type("MixedPrecision", (MixedPrecision, base), {"__module__": __name__})
+def _with_base(kind: Any, base: Any) -> type[MixedPrecision]:
+    return type(kind.__name__, (kind, base), {"__module__": kind.__module__})
 
 
 def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
