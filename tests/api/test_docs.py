@@ -21,6 +21,7 @@ HEADINGS_OF_A_DECISION = ["Problem", "What was tried", "What won, and why", "Fig
 #: These show results, as comments or as the block that follows.
 RUN = [
     "README.md",
+    "docs/start.md",
     "docs/reference.md",
     "docs/diagnose.md",
     "docs/audit.md",
