@@ -27,7 +27,7 @@ from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
-from habana_mp.patches.torch.module_paths import holders
+from habana_mp.patches.torch.module_paths import holders, path_in
 from habana_mp.reporting.judging import memory_of
 from habana_mp.reporting.origins import Origin
 
@@ -352,7 +352,7 @@ class Replays:
                     if id(one) not in self._known:
                         self._known.add(id(one))
                         self._modules.append(one)
-                        self._record(".".join(part for part in (root, path) if part), one)
+                        self._record(".".join((root, *path_in(outermost, path))), one)
 
     def _record(self, path: str, module: torch.nn.Module) -> None:
         contents = self._before[id(module)][1] if id(module) in self._before else _Contents(module)
@@ -361,9 +361,9 @@ class Replays:
             if weight is None or not weight.is_leaf or _is_lazy(weight):
                 continue
             name = f"{path}.{key}"
-            self._keep(module._parameters, key, weight, name)
-            if weight.requires_grad:
+            if weight.requires_grad:  # first, since copying a weight uses it
                 self._note_weight(name, weight)
+            self._keep(module._parameters, key, weight, name)
         for holder, former in others:
             if not any(one is not None and _is_lazy(one) for one in weights.values()):
                 self._keys.append((holder, frozenset(former)))

@@ -378,6 +378,16 @@ def test_the_line_is_found_however_it_is_called(how: str) -> None:
     assert _names_the_line(found), found
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_gradients_have_the_names_of_their_weights(is_compiled: bool) -> None:
+    model, _ = _made()
+    called, (t, y) = torch.compile(model, backend="eager") if is_compiled else model, _batch()
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: F.mse_loss(called(t).float(), y))
+    # Another model of an earlier test may have this name; then it has a number.
+    assert any(re.fullmatch(r"the gradient of Model(#\d+)?\.body\.0\.weight", one) for one in found.excess)
+
+
 def test_a_line_in_an_autograd_function_is_found() -> None:
     torch.manual_seed(0)
     body, scale, (t, y) = nn.Sequential(nn.Linear(16, 64), nn.SiLU(), nn.Linear(64, 8)), torch.rand(16), _batch()

@@ -147,11 +147,11 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
     holders.note_place(module)
     if found := _held_by(module, around):
         steps, outer, names = found
-        return steps, ".".join(_path(outer, names[0])), kind
+        return steps, ".".join(path_in(outer, names[0])), kind
     if around:
         return 0, f"<{kind}>", kind
     outer, names = _outermost_of(module)[0]
-    return -1, ".".join((_root_name(unwrapped(outer)), *_path(outer, names[0]))), type(unwrapped(module)).__name__
+    return -1, ".".join((_root_name(unwrapped(outer)), *path_in(outer, names[0]))), type(unwrapped(module)).__name__
 
 
 def _held_by(module: torch.nn.Module, around: Sequence[Any]) -> tuple[int, torch.nn.Module, list[str]] | None:
@@ -239,7 +239,7 @@ def _kept_between(outer: Any, name: str) -> str | None:
 
 
 def _inside(paths: frozenset[Path], outer: torch.nn.Module, names: Iterable[str]) -> frozenset[Path]:
-    return frozenset((*path, *_path(outer, name)) for path in paths for name in names)
+    return frozenset((*path, *path_in(outer, name)) for path in paths for name in names)
 
 
 class Place(NamedTuple):
@@ -253,7 +253,7 @@ class Place(NamedTuple):
 def places_in(outermost: torch.nn.Module) -> Iterator[Place]:
     """Yields the places of all modules in an outermost module."""
     for name, module in named_modules(outermost):
-        yield Place(name, _path(outermost, name), module)
+        yield Place(name, path_in(outermost, name), module)
 
 
 def all_paths(outermost: torch.nn.Module) -> list[Path]:
@@ -283,7 +283,7 @@ def unwrapped(module: Any) -> Any:
     return module
 
 
-def _path(outer: Any, name: str) -> Path:
+def path_in(outer: Any, name: str) -> Path:
     """Returns the path of a module in another one, from its name there."""
     parts = []
     for part in name.split(".") if name else ():
