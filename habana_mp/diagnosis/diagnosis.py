@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from habana_mp.diagnosis.findings import Finding, OperationRow, row_of
+from habana_mp.diagnosis.compiled import CompiledSearch
+from habana_mp.diagnosis.findings import EMULATION, Finding, OperationRow, row_of
 from habana_mp.diagnosis.observing import PRODUCTS
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
 from habana_mp.diagnosis.page import html_page
 from habana_mp.diagnosis.replays import Replays, Step
-from habana_mp.diagnosis.runs import RunMode, Runs, RunsHere, lowest_of
+from habana_mp.diagnosis.runs import Run, RunMode, Runs, RunsHere, lowest_of
 from habana_mp.diagnosis.search import Progress, Search
 from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.patches.installation import installation
@@ -50,11 +51,16 @@ class Diagnosis:
     loss_in_float32: float | None = None
     #: The number of runs of the step with one line in float32.
     runs: int = 0
+    #: For each compared value, the deviation of compiled code from eager code as a multiple of the allowed deviation.
+    #: Empty if the step calls no compiled function.
+    compiled_excess: dict[str, float] = field(default_factory=dict, hash=False)
+    #: True if compiled code deviates from eager code only because it leaves out roundings.
+    rounding_mends: bool = False
 
     @property
     def healthy(self) -> bool:
         """True if nothing deviates by more than the model's own noise."""
-        return bool(self.excess) and not self.findings and worst(self.excess) <= 1
+        return bool(self.excess) and not self.findings and worst(self.excess) <= 1 and worst(self.compiled_excess) <= 1
 
     def __str__(self) -> str:
         return "\n".join([self.headline, *(f"{number}. {one.text}" for number, one in enumerate(self.findings, 1))])
@@ -70,18 +76,20 @@ class Diagnosis:
         fails = ""
         if self.loss_in_float32 is not None and not math.isfinite(self.loss_in_float32):
             fails = "The loss is not finite in float32 either: the script fails without this package. "
-        return fails + self._result
+        return fails + self._result + self._of_compiled
 
     @property
     def _result(self) -> str:
         if not self.rows:
             return "Nothing ran in lower precision."
-        if self.findings:
-            many = "One operation is" if len(self.findings) == 1 else f"{len(self.findings)} operations are"
-            worst_first = "" if len(self.findings) == 1 else ", the worst first"
+        harmful = [one for one in self.findings if one.kind != "compiled"]
+        if harmful:
+            many = "One operation is" if len(harmful) == 1 else f"{len(harmful)} operations are"
+            worst_first = "" if len(harmful) == 1 else ", the worst first"
             result = f"{many} harmful in lower precision{worst_first}."
-        elif self.healthy:
-            result = "Healthy: the step deviates from float32 by no more than the model's own noise."
+        elif worst(self.excess) <= 1:
+            healthy = "Healthy: the step" if worst(self.compiled_excess) <= 1 else "Eager code is healthy: it"
+            result = f"{healthy} deviates from float32 by no more than the model's own noise."
         else:
             what = max(self.excess, key=lambda one: self.excess[one])
             result = (
@@ -91,6 +99,21 @@ class Diagnosis:
         if self.loss is None or self.loss_in_float32 is None:
             return result
         return f"{result} The loss is {self.loss:.6g}, in float32 {self.loss_in_float32:.6g}."
+
+    @property
+    def _of_compiled(self) -> str:
+        """The result about compiled code in a sentence, or an empty text."""
+        if not self.compiled_excess:
+            return ""
+        if worst(self.compiled_excess) <= 1:
+            return " Compiled code agrees with eager code within this noise."
+        what = max(self.compiled_excess, key=lambda one: self.compiled_excess[one])
+        times = f"{self.compiled_excess[what]:.3g}"
+        text = f" In compiled code, {what} deviates from eager code by {times} times what is allowed"
+        if any(one.kind == "compiled" for one in self.findings):
+            return f"{text}."
+        mends = f", but with `{EMULATION}` it agrees" if self.rounding_mends else ""
+        return f"{text}, and no single operation explains it{mends}."
 
     def __repr__(self) -> str:
         return f"<Diagnosis with {len(self.findings)} findings; print() shows them>"
@@ -106,6 +129,8 @@ class Diagnosis:
                 "loss": self.loss,
                 "loss_in_float32": self.loss_in_float32,
                 "runs": self.runs,
+                "compiled_excess": self.compiled_excess,
+                "rounding_mends": self.rounding_mends,
                 "excess": self.excess,
                 "findings": [asdict(one) for one in self.findings],
                 "rows": [asdict(one) for one in self.rows],
@@ -135,7 +160,8 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False)
 
     ``step()`` runs the forward and returns the loss. If it does not run the backward, this function does. ``step()`` is
     called several times and must do the same each time, so get the batch outside of it. It ends where an optimizer's
-    step begins. Afterwards gradients, buffers, random numbers and weights are as before.
+    step begins. Afterwards gradients, buffers, random numbers and weights are as before. If the step calls functions
+    that torch.compile compiled, it also finds where these and eager code use different precisions.
 
     Args:
         step: A function without parameters. The other values that it returns are compared too.
@@ -212,19 +238,38 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     measured = runs.run(RunMode(measures=True), reference.samples)
     reference.samples.clear()
     sites, lowered = measured.sites, measured.outcome
-    rows = tuple(row_of(one) for one in sorted(sites, key=lambda one: -abs(one.effect)))
+    compiled, of_compiled = Run(lowered), {}
+    if runs.compiles and sites:
+        progress("compiled")
+        compiled = runs.run(RunMode(compiled=True, lines=frozenset()), {})
+        if lowered.is_finite or compiled.outcome.is_finite:
+            of_compiled = deviations(compiled.outcome, lowered)
+    ordered = sorted(sites, key=lambda one: -abs(one.effect))
+    rows = tuple(row_of(one, is_unrounded=compiled.leaves_unrounded(one)) for one in ordered)
     found = deviations(lowered, exact)
     rounding = RunMode(rounded=lowest_of(sites), rounded_lines=_lowered_products(sites))
     lower = rounding.rounded if rounding.rounded_lines else None
     tolerances = Tolerances(exact, [], lower)
-    if worst(tolerances.excess(found)) > 1 and exact.is_finite:
+    if max(worst(tolerances.excess(found)), worst(tolerances.excess(of_compiled))) > 1 and exact.is_finite:
         tolerances = Tolerances(exact, _noise(runs, exact, rounding, progress), lower)
-    excess = tolerances.excess(found)
-    harmful: Sequence[Finding] = ()
+    excess, compiled_excess = tolerances.excess(found), tolerances.excess(of_compiled)
+    findings: list[Finding] = []
     search = Search(runs, exact, tolerances, found)
     if worst(excess) > 1:
-        harmful = search.findings(sites, number, progress)
-    return Diagnosis(tuple(harmful), rows, excess, lowered.loss, exact.loss, search.count)
+        findings += search.findings(sites, number, progress)
+    beside = CompiledSearch(runs, compiled, lowered, exact, tolerances)
+    if worst(compiled_excess) > 1:
+        findings += beside.findings(sites, number, progress)
+    return Diagnosis(
+        tuple(findings),
+        rows,
+        excess,
+        lowered.loss,
+        exact.loss,
+        search.count + beside.count,
+        compiled_excess,
+        beside.rounding_mends,
+    )
 
 
 def _noise(runs: Runs, exact: Outcome, rounding: RunMode, progress: Progress) -> list[Outcome]:
@@ -272,15 +317,17 @@ def _merged(looks: Sequence[Diagnosis]) -> Diagnosis:
     last = looks[-1]
     if len(looks) == 1:
         return last
-    by_line: dict[tuple[str, str, int], Finding] = {}
+    by_line: dict[tuple[str, str, int, bool], Finding] = {}
     for one in (finding for look in looks for finding in look.findings):
-        key = (one.operation, one.file, one.line)
+        key = (one.operation, one.file, one.line, one.kind == "compiled")
         if key not in by_line or one.effect > by_line[key].effect:
             by_line[key] = one
     excess: Deviations = {}
+    compiled_excess: Deviations = {}
     for one_look in looks:
-        for what, value in one_look.excess.items():
-            excess[what] = max(excess.get(what, 0.0), value)
+        for merged, its in (excess, one_look.excess), (compiled_excess, one_look.compiled_excess):
+            merged.update({what: max(merged.get(what, 0.0), value) for what, value in its.items()})
     findings = tuple(sorted(by_line.values(), key=lambda one: -one.effect))
     runs = sum(one_look.runs for one_look in looks)
-    return Diagnosis(findings, last.rows, excess, last.loss, last.loss_in_float32, runs)
+    mends = any(one_look.rounding_mends for one_look in looks)
+    return Diagnosis(findings, last.rows, excess, last.loss, last.loss_in_float32, runs, compiled_excess, mends)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from habana_mp import ops
 from habana_mp.diagnosis.outcomes import WORST, Deviations
 from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_place
 from habana_mp.reporting.remedies import in_words, rules_for
 
-Kind = Literal["precision", "overflow", "underflow", "not finite", "decision"]
+Kind = Literal["precision", "overflow", "underflow", "not finite", "decision", "compiled"]
+
+EMULATION = "torch._inductor.config.emulate_precision_casts = True"
 
 _SMALLEST_FLOAT16 = 2.0**-24
 _LARGEST_BFLOAT16 = 3.3895e38
@@ -43,6 +46,8 @@ class OperationRow:
     #: The distance to the ends of the lower precision's range, in powers of two: below the smallest input, and above
     #: the largest.
     range_left: tuple[float, float] | None
+    #: "fp32" if compiled code may keep the results in float32; otherwise empty.
+    compiled: str = ""
 
     @property
     def place(self) -> str:
@@ -79,7 +84,8 @@ class Finding:
         return self.text
 
 
-def row_of(site: Site) -> OperationRow:
+def row_of(site: Site, *, is_unrounded: bool) -> OperationRow:
+    """Returns the row of a site. ``is_unrounded``: compiled code may keep its results in float32."""
     dtype = next(iter(sorted(site.dtypes)), "")
     has_range = site.largest_input > 0
     return OperationRow(
@@ -96,6 +102,7 @@ def row_of(site: Site) -> OperationRow:
         largest_error=site.largest_error,
         input_range=(site.smallest_input, site.largest_input) if has_range else None,
         range_left=_range_left(site, dtype) if has_range else None,
+        compiled="fp32" if is_unrounded else "",
     )
 
 
@@ -149,6 +156,38 @@ def finding(
         rule=rule,
         step=step,
     )
+
+
+def compiled_finding(
+    sites: Sequence[Site],
+    before: Deviations,
+    after: Deviations,
+    step: int,
+    from_exact: tuple[Deviations, Deviations],
+    changed: str,
+    *,
+    is_unrounded: bool,
+    rounding_mends: bool,
+) -> Finding:
+    """Returns the finding about a line that compiled code computes in another precision than eager code. ``before`` and
+    ``after`` are the deviations of compiled code from eager code without and with the change ``changed``.
+    ``from_exact``: the deviations of compiled code and of eager code from float32."""
+    found = finding(sites, before, after, step)
+    worst = next(one for one in sites if one.module == found.module)
+    precision = ", ".join(sorted(worst.dtypes)) or "the lower precision"
+    how = "keeps its result in float32" if is_unrounded else "computes it in another way"
+    what = max(before, key=lambda one: before[one] - after[one])
+    of_compiled, of_eager = (_percent(one[what]) for one in from_exact)
+    # AOTAutograd's graphs have functions in place of operators.
+    rule = rules_for([replace(row, operation=ops.function_of(row.operation)) for row in _rows(sites)], "fp32")
+    text = (
+        f"{_where(worst, sites)}: compiled code {how}, and eager code rounds it to {precision}; {what} differs between "
+        f"them by {_percent(before[what])}, and {changed} by {_percent(after[what])}; "
+        f"from float32, compiled code deviates by {of_compiled} and eager code by {of_eager}"
+        f"{in_words(rule, '; write') or _no_rule(worst)}"
+        f"{f', or set `{EMULATION}` to round as eager code does' if rounding_mends else ''}"
+    )
+    return replace(found, kind="compiled", text=text, rule=rule)
 
 
 def _rows(sites: Sequence[Site]) -> list[Row]:

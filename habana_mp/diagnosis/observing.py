@@ -30,6 +30,7 @@ from habana_mp.diagnosis.sites import Line, Locator, Site, Sites
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.pytree import tree_map
+from habana_mp.patches.torch.compiled_runs import Lines, compiled_anew
 
 #: The errors of a call that cannot be made again in float32.
 _NOT_REPEATABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
@@ -73,6 +74,9 @@ class Call:
 
 class Observer:
     """Makes calls unchanged."""
+
+    #: False if modules may have no hooks while the step runs.
+    hooks_modules = True
 
     def __init__(self, locator: Locator) -> None:
         self.locator = locator
@@ -196,6 +200,24 @@ class InFloat32(Observer):
                 values = measuring.sample(one)
                 if values is not None:
                     self.samples[(*key, self._calls[key])] = values
+
+
+class Compiled(Observer):
+    """Gets no calls: compiled functions run compiled. They would be compiled otherwise if modules had hooks."""
+
+    hooks_modules = False
+
+    def __init__(self, locator: Locator, rounded: frozenset[Line] | None) -> None:
+        """``rounded``: the lines whose results compiled code rounds as eager code does. None means all lines."""
+        super().__init__(locator)
+        self._rounded = None if rounded is None else {one[1:] for one in rounded}
+        #: The lines whose results compiled code may keep in float32.
+        self.unrounded: Lines = set()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with compiled_anew(self.unrounded, self._rounded):
+            yield
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,8 @@ def _item(finding: Finding) -> str:
 
 
 def _row(row: OperationRow) -> str:
-    texts = (row.operation, row.module, row.place, row.precision)
+    precision = f"{row.precision}, {row.compiled} in compiled code" if row.compiled else row.precision
+    texts = (row.operation, row.module, row.place, precision)
     inputs = "" if row.input_range is None else "{:.3g} to {:.3g}".format(*row.input_range)
     numbers = (
         str(row.calls),

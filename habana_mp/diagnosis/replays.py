@@ -263,11 +263,14 @@ class Replays:
         observer.leaf_is_used = self._leaf_is_used
         observer.belongs = self._threads.has_this
         hooks: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-            (register_module_forward_pre_hook, self._module_begins),
-            (register_module_forward_hook, self._module_ends),
             (register_optimizer_step_pre_hook, optimizer_begins),
             (register_optimizer_step_post_hook, optimizer_ended),
         ]
+        if observer.hooks_modules:
+            hooks += [
+                (register_module_forward_pre_hook, self._module_begins),
+                (register_module_forward_hook, self._module_ends),
+            ]
         handles: list[Any] = []
         try:
             for register, hook in hooks:

@@ -9,10 +9,11 @@ from typing import Protocol
 import torch
 
 from habana_mp.diagnosis.exact import apart, is_lower
-from habana_mp.diagnosis.observing import InFloat32, Measuring, Observer, Samples
+from habana_mp.diagnosis.observing import PRODUCTS, Compiled, InFloat32, Measuring, Observer, Samples
 from habana_mp.diagnosis.outcomes import Outcome, relative_error
 from habana_mp.diagnosis.replays import Replays
 from habana_mp.diagnosis.sites import Line, Locator, Site
+from habana_mp.patches.torch.compiled_runs import Lines, can_compile, noting_compiled_calls
 
 #: The first call of two runs may get values that differ by this share.
 _MOST_OF_ROUNDING = 0.05
@@ -20,7 +21,8 @@ _MOST_OF_ROUNDING = 0.05
 
 @dataclass(frozen=True)
 class RunMode:
-    """The way to run a step: in mixed precision with a comparison to float32, or in float32."""
+    """The way to run a step: in mixed precision with a comparison to float32, in mixed precision with compiled
+    functions, or in float32."""
 
     #: True: the step runs in mixed precision, and each lowered call is also made in float32.
     measures: bool = False
@@ -31,6 +33,8 @@ class RunMode:
     #: Only the weights at these lines are disturbed.
     rounded_lines: frozenset[Line] = frozenset()
     sign: int = 1
+    #: Compiled functions run compiled, and round the results of `lines` as eager code does. Nothing is in float32.
+    compiled: bool = False
 
 
 @dataclass
@@ -40,9 +44,19 @@ class Run:
     outcome: Outcome
     sites: list[Site] = field(default_factory=list)
     samples: Samples = field(default_factory=dict)
+    #: The lines whose results compiled code may keep in float32.
+    unrounded: Lines = field(default_factory=set)
     #: The operation and the place of the first call, and copies of its inputs.
     first_call: tuple[str, ...] = ()
     first_inputs: list[torch.Tensor] = field(default_factory=list)
+
+    def leaves_unrounded(self, site: Site) -> bool:
+        """True if compiled code may keep the results of a site in float32. Functions of libraries compute products."""
+        return (
+            bool(site.dtypes)
+            and site.where.operation not in PRODUCTS
+            and (site.where.file, site.where.line) in self.unrounded
+        )
 
 
 class Repetition:
@@ -73,6 +87,9 @@ def _are_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 class Runs(Protocol):
     """Runs the same step in different ways, each time from the same state."""
 
+    #: True if the step calls compiled functions, and can run with these compiled.
+    compiles: bool
+
     def run(self, mode: RunMode, samples: Samples) -> Run:
         """Runs the step once. ``samples``: the samples of the run in float32; needed for a measured run."""
 
@@ -80,6 +97,8 @@ class Runs(Protocol):
 def observer_of(mode: RunMode, locator: Locator, samples: Samples) -> Observer:
     if mode.measures:
         return Measuring(locator, samples)
+    if mode.compiled:
+        return Compiled(locator, mode.lines)
     return InFloat32(locator, mode.lines, rounded=mode.rounded, rounded_lines=mode.rounded_lines, sign=mode.sign)
 
 
@@ -89,6 +108,8 @@ def run_of(observer: Observer, outcome: Outcome) -> Run:
         made.sites = [one for one in observer.sites if one.values or one.counted]
     elif isinstance(observer, InFloat32):
         made.samples = observer.samples
+    elif isinstance(observer, Compiled):
+        made.unrounded = observer.unrounded
     return made
 
 
@@ -102,6 +123,7 @@ class RunsHere:
     """Runs of a step in this process."""
 
     def __init__(self, replays: Replays) -> None:
+        self.compiles = False
         self._replays, self._locator = replays, Locator()
         self._repetition = Repetition(
             "take the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`)"
@@ -109,7 +131,9 @@ class RunsHere:
 
     def find_state(self) -> None:
         """Finds what the step uses, before anything is compared."""
-        self._replays.find_state(InFloat32(self._locator))
+        with noting_compiled_calls() as calls:
+            self._replays.find_state(InFloat32(self._locator))
+        self.compiles = bool(calls) and can_compile()
 
     def run(self, mode: RunMode, samples: Samples) -> Run:
         observer = observer_of(mode, self._locator, samples)

@@ -45,7 +45,7 @@ class Search:
             after = self._with_exact((line,))
             gain = _gain(before, self._tolerances.excess(after))
             if gain > 0:
-                mended.append((gain, finding(by_line[line], self._found, after, step)))
+                mended.append((gain, self._finding(by_line[line], self._found, after, step)))
             if self._is_mended(after):
                 return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
         # If another line rounded the inputs of a line, the line has no error of its own until the other line is in
@@ -59,7 +59,7 @@ class Search:
             for line, without in needed.items()
         ]
         found.sort(key=lambda one: -one[0])
-        return [finding(its, without, after, step, is_one_of=len(found) > 1) for _, its, without in found]
+        return [self._finding(its, without, after, step, is_one_of=len(found) > 1) for _, its, without in found]
 
     def _together(self, lines: Sequence[Line], progress: Progress) -> tuple[dict[Line, Deviations], Deviations] | None:
         """Returns lines that together remove the deviation, each with the deviations without it, and the deviations
@@ -91,6 +91,11 @@ class Search:
             else:
                 needed[line] = tried
         return needed, after
+
+    def _finding(
+        self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, is_one_of: bool = False
+    ) -> Finding:
+        return finding(sites, before, after, step, is_one_of=is_one_of)
 
     def _tell(self, progress: Progress, what: str) -> None:
         progress(f"run {self.count + 1} of at most {_MOST_RUNS}, {what}")

@@ -90,6 +90,12 @@ def row_of(operation: str) -> Operation:
     return _by_name.get(operation, _NOTHING_PECULIAR)
 
 
+def function_of(operator: str) -> str:
+    """Returns the function whose name in lists stands for an operator too: ``mul`` for ``__mul__``. Any other name is
+    returned unchanged."""
+    return next((name for name, row in _by_name.items() if operator in row.family.split()), operator)
+
+
 def saturates(operation: str, precision: str = "") -> Literal["", "numbers", "all"]:
     """Returns what rule 9 clamps to the range of the lower precision: nothing, Python numbers ("numbers"), or also
     tensors without dimensions ("all"). ``precision`` is that of the list which holds the operation."""

@@ -101,6 +101,8 @@ def last_lines(printed: str) -> str:
 class RunsOfScript:
     """The runs of a step of a script, each in a process of its own."""
 
+    compiles = False
+
     def __init__(
         self,
         conversion: Conversion,
