@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from habana_mp import ops
 from habana_mp.diagnosis.outcomes import WORST, Deviations
 from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_place
@@ -178,8 +177,7 @@ def compiled_finding(
     how = "keeps its result in float32" if is_unrounded else "computes it in another way"
     what = max(before, key=lambda one: before[one] - after[one])
     of_compiled, of_eager = (_percent(one[what]) for one in from_exact)
-    # AOTAutograd's graphs have functions in place of operators.
-    rule = rules_for([replace(row, operation=ops.function_of(row.operation)) for row in _rows(sites)], "fp32")
+    rule = rules_for(_rows(sites), "fp32")
     text = (
         f"{_where(worst, sites)}: compiled code {how}, and eager code rounds it to {precision}; {what} differs between "
         f"them by {_percent(before[what])}, and {changed} by {_percent(after[what])}; "

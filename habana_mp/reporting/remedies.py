@@ -18,7 +18,8 @@ _LISTS = {"fp32": "the float32 list", "lower": "the list of the lower precision"
 def rules_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
     """Returns the rules that give the operation of these rows this precision (``"fp32"`` or ``"lower"``) in their
     modules; nothing if no list could."""
-    operation = rows[0].operation
+    # Under a function mode and in compiled code, torch calls functions in place of operators.
+    operation = ops.function_of(rows[0].operation)
     if ops.resolve(operation) is None or operation == EVERY:
         return {}
     if ops.is_in_place(operation) or not ops.computes(operation) or ops.gives_view(operation):

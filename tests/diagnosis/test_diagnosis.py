@@ -560,13 +560,13 @@ def test_text_json_and_page_have_the_place_the_range_the_harm_and_the_rule(tmp_p
     place = rf"tests/diagnosis/{Path(__file__).name}:{LINE} in Model(#\d+)?: of inputs from "
     assert re.search(rf"^1\. `__mul__` at {place}", text, re.MULTILINE)
     assert "with this line in float32 by" in text
-    assert "write `__mul__ @ Model` into the float32 list" in text
-    assert found.findings[0].rule == {"__mul__ @ Model": "fp32"}
+    assert "write `mul @ Model` into the float32 list" in text
+    assert found.findings[0].rule == {"mul @ Model": "fp32"}
     assert found.findings[0].kind == "decision"
     found.to_json(tmp_path / "found.json")
     data = json.loads((tmp_path / "found.json").read_text())
     assert (data["format"], data["version"], data["healthy"]) == ("habana-mp diagnosis", 1, False)
-    assert (data["findings"][0]["line"], data["findings"][0]["rule"]) == (LINE, {"__mul__ @ Model": "fp32"})
+    assert (data["findings"][0]["line"], data["findings"][0]["rule"]) == (LINE, {"mul @ Model": "fp32"})
     assert len(data["rows"]) == len(found.rows)
     assert {"operation", "local_error", "inherited_error", "effect", "input_range"} <= data["rows"][0].keys()
     found.to_html(tmp_path / "found.html")
