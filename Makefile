@@ -1,4 +1,4 @@
-# make demo | test | quick | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
+# make demo | test | quick | check | bench | sweep | site | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,6 +8,8 @@ TORCH := torch==2.13.0
 # Without what it requires, which is a torch of its own, and in a folder of its own, as
 # tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
+# The site, and the notebook in it, which a test runs.
+SITE := "mkdocs-material==9.8.2" "nbclient==0.10.*" "ipykernel==7.*"
 # The release for `make test-newest`, and where it is installed.
 NEWEST_TORCH := torch==2.14.1
 NEWEST_TORCHVISION := torchvision==0.29.1
@@ -22,18 +24,18 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest test-processors check format bench sweep wheel sanitize coverage mutants aarch64 clean build
+.PHONY: demo test quick test-slow test-newest test-processors check format bench sweep site wheel sanitize coverage mutants aarch64 clean build
 
 build: $(VENV)/.built
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
-test: $(VENV)/.built $(VENV)/.browser $(VENV)/.accelerator
+test: $(VENV)/.built $(VENV)/.browser $(VENV)/.site $(VENV)/.accelerator
 	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow"
 
 # One of 31 tests of `make test`, of nearly every kind, in under two minutes: to run after each change.
-quick: $(VENV)/.built $(VENV)/.browser $(VENV)/.accelerator
+quick: $(VENV)/.built $(VENV)/.browser $(VENV)/.site $(VENV)/.accelerator
 	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow" --part 25/31
 
 # Every kernel over all 2^32 inputs, on every path that this machine has; and what takes long in other tests.
@@ -78,6 +80,10 @@ bench: $(VENV)/.built
 sweep: $(VENV)/.built
 	$(BIN)/python benchmarks/architectures.py --ways recommended,hmp,within,autocast --guard
 
+# The documents as a site: open build/site/index.html.
+site: $(VENV)/.built $(VENV)/.site
+	$(BIN)/python -m mkdocs build --quiet --strict
+
 # An isolated build, as an installer of the package does it.
 wheel: /usr/include/spdlog/spdlog.h
 	$(PYTHON) -m venv build/wheel-venv
@@ -89,7 +95,7 @@ sanitize: $(VENV)/.built
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh
 
 # Which lines of the core the tests run: a core with counters, then a table. `make coverage TESTS=tests/rules` takes some.
-coverage: $(VENV)/.built $(VENV)/.browser
+coverage: $(VENV)/.built $(VENV)/.browser $(VENV)/.site
 	$(BIN)/python tests/coverage_of_core.py $(if $(TESTS),,$(AT_ONCE)) -m "not slow" --timeout 1800 $(TESTS)
 
 # Conditions and constants of the core are changed one by one; tests must notice. An hour or more.
@@ -137,6 +143,10 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 $(VENV)/.checkers: $(VENV)/.torch
 	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*" "import-linter==2.*" "clang-tidy==23.*"
 	command -v clang-format >/dev/null || { $(APT) update -qq; $(APT) install -y -qq clang-format; }
+	touch $@
+
+$(VENV)/.site: $(VENV)/.torch Makefile
+	$(BIN)/pip install --quiet $(SITE)
 	touch $@
 
 # The report's page is tested in a real browser.
