@@ -82,7 +82,7 @@ sweep: $(VENV)/.built
 
 # The documents as a site: open build/site/index.html.
 site: $(VENV)/.built $(VENV)/.site
-	$(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # An isolated build, as an installer of the package does it.
 wheel: /usr/include/spdlog/spdlog.h

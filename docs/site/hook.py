@@ -1,6 +1,4 @@
-"""Hooks of mkdocs: they add pages from outside of docs/ and pages that are made from the code, fill the tables, and
-lead the links to these pages. The text of a page stays where it is.
-"""
+"""Hooks of mkdocs: they add pages from outside of docs/ and pages made from the code, and fill the tables."""
 
 from __future__ import annotations
 
@@ -25,35 +23,26 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-import make_rules_table  # noqa: E402
+from make_rules_table import TABLES, filled  # noqa: E402
 
 from habana_mp import cli  # noqa: E402
 
 #: Modules whose public functions and classes have an entry.
-MODULES = ("habana_mp", "habana_mp.kernels") + tuple(
-    f"habana_mp.frameworks.{name}" for name in ("transformers", "accelerate", "lightning", "ignite")
-)
-#: Pages with one table, which is also in a page of docs/. The search finds it there.
-TABLES = {"operations": ("Operations", "rules.md"), "reasons": ("Reasons", "log.md")}
-#: Where files and folders outside of docs/ are in the site.
+FRAMEWORKS = [f"habana_mp.frameworks.{name}" for name in ("transformers", "accelerate", "lightning", "ignite")]
+MODULES = ["habana_mp", "habana_mp.kernels", *FRAMEWORKS]
+EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".py", ".ipynb")]
+#: The pages of files and folders.
 PLACES: dict[Path, str] = {
+    **{path: path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*")},
     **{path: f"{path.stem.lower()}.md" for path in ROOT.glob("*.md")},
     ROOT / "README.md": "index.md",
-    **{path: "examples/index.md" for path in (ROOT / "examples", ROOT / "examples/how_to")},
-    **{
-        path: path.relative_to(ROOT).with_suffix(".md").as_posix()
-        for path in sorted((ROOT / "examples").rglob("*"))
-        if path.suffix in (".py", ".ipynb")
-    },
+    **dict.fromkeys((ROOT / "examples", ROOT / "examples/how_to"), "examples/index.md"),
+    **{path: path.relative_to(ROOT).with_suffix(".md").as_posix() for path in EXAMPLES},
 }
 
 
-# ---- links and tables ----------------------------------------------------------------------------------------------
-
-
 def on_files(files: Any, config: Any) -> Any:
-    pages = {PLACES[path]: path.read_text("utf-8") for path in ROOT.glob("*.md")}
-    for uri, text in {**pages, **dict(_examples()), **dict(_reference())}.items():
+    for uri, text in (*_outside(), *_reference()):
         files.append(File.generated(config, uri, content=text))
     return files
 
@@ -63,30 +52,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = next((path for path, place in PLACES.items() if place == uri), DOCS / uri)
 
     def in_site(link: re.Match[str]) -> str:
-        path = Path(os.path.normpath(source.parent / link[1]))
-        place = PLACES.get(path)
-        if place is None and path.exists() and path.is_relative_to(DOCS):
-            path = path / "README.md" if path.is_dir() else path
-            place = path.relative_to(DOCS).as_posix()
-        return link[0] if place is None else f"]({posixpath.relpath(place, posixpath.dirname(uri))}"
+        words, path = link[1], Path(os.path.normpath(source.parent / link[2]))
+        if path not in PLACES:
+            return link[0]
+        if words.endswith(".md"):  # the site shows titles instead of names of files
+            words = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
+        return f"[{words}]({posixpath.relpath(PLACES[path], posixpath.dirname(uri))}"
 
-    return re.sub(r"\]\(([^)#:\s]+)", in_site, make_rules_table.filled(markdown, make_rules_table.TABLES.get(uri, {})))
-
-
-# ---- examples ------------------------------------------------------------------------------------------------------
+    return re.sub(r"\[([^\[\]]*)\]\(([^)#:\s]+)", in_site, filled(markdown, TABLES.get(uri, {})))
 
 
-def _examples() -> Iterator[tuple[str, str]]:
-    index = "# Examples\n\nA test runs each of them.\n"
-    for path, uri in PLACES.items():
-        if uri.startswith("examples/") and path.is_file():
-            name, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
-            index += f"\n- [{name}]({name})"
-            yield uri, _of_notebook(text) if path.suffix == ".ipynb" else f"# {path.name}\n\n{_code(text, name)}"
+def _outside() -> Iterator[tuple[str, str]]:
+    yield from ((PLACES[path], path.read_text("utf-8")) for path in ROOT.glob("*.md"))
+    index = "# Examples\n"
+    for path in EXAMPLES:
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+        index += f"\n- [{name}]({name})"
+        yield PLACES[path], _notebook(text) if path.suffix == ".ipynb" else f"# {path.name}\n\n{_code(text)}"
     yield "examples/index.md", index
 
 
-def _of_notebook(text: str) -> str:
+def _notebook(text: str) -> str:
     """Returns the cells of a notebook, with what they printed and showed."""
     parts = []
     for cell in json.loads(text)["cells"]:
@@ -94,38 +80,29 @@ def _of_notebook(text: str) -> str:
         parts.append(source if cell["cell_type"] == "markdown" else _code(source))
         for output in cell.get("outputs", ()):
             data = output.get("data", {"text/plain": output.get("text", "")})
-            if "text/html" in data:
-                parts.append(f'<div class="cell-output">{"".join(data["text/html"])}</div>')
-            else:
-                parts.append(_code("".join(data["text/plain"]), language="text"))
+            plain = _code("".join(data["text/plain"]), "text")
+            parts.append(f"<div>{''.join(data['text/html'])}</div>" if "text/html" in data else plain)
     return "\n\n".join(parts)
 
 
-def _code(text: str, title: str = "", language: str = "python") -> str:
-    title = title and f' title="{title}"'
-    return f"````{language}{title}\n{text.rstrip()}\n````"
-
-
-# ---- the reference -------------------------------------------------------------------------------------------------
+def _code(text: str, language: str = "python") -> str:
+    return f"````{language}\n{text.rstrip()}\n````"
 
 
 def _reference() -> Iterator[tuple[str, str]]:
     yield "reference/functions.md", "# Functions and classes\n\n" + "\n\n".join(_modules())
     yield "reference/command-line.md", "# The command line\n\n" + "\n\n".join(_commands())
-    for name, (title, page) in TABLES.items():
-        table = make_rules_table.TABLES[page][name]()
-        text = f"[{page.removesuffix('.md').capitalize()}](../{page}) has the explanation."
-        yield f"reference/{name}.md", f"---\nsearch:\n  exclude: true\n---\n\n# {title}\n\n{text}\n\n{table}\n"
+    for name, page in (("operations", "rules.md"), ("reasons", "log.md")):  # the search finds the tables there
+        text = f"# {name.capitalize()}\n\nThe explanation: [{page}](../{page}).\n\n{TABLES[page][name]()}\n"
+        yield f"reference/{name}.md", f"---\nsearch: {{exclude: true}}\n---\n\n{text}"
 
 
 def _commands(*words: str) -> Iterator[str]:
-    """Yields the help of a command, then that of those below it."""
+    """Yields the help of a command, then that of the commands below it."""
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        os.environ["COLUMNS"] = "90"
+        os.environ["COLUMNS"] = "80"
         cli.main([*words, "--help"])
-    yield f"{'##' if len(words) < 2 else '###'} {' '.join(('habana-mp', *words))}\n\n" + _code(
-        shown.getvalue(), language="text"
-    )
+    yield f"{'###' if words[1:] else '##'} {' '.join(('habana-mp', *words))}\n\n{_code(shown.getvalue(), 'text')}"
     below = re.search(r"\{([a-z,]+)\} \.\.\.", shown.getvalue())
     for word in below[1].split(",") if below else ():
         yield from _commands(*words, word)
@@ -134,70 +111,40 @@ def _commands(*words: str) -> Iterator[str]:
 def _modules() -> Iterator[str]:
     for name in MODULES:
         module = importlib.import_module(name)
-        public = getattr(module, "__all__", None) or [
-            key for key, one in vars(module).items() if key[0] != "_" and getattr(one, "__module__", "") == name
-        ]
-        of_module = [(key, getattr(module, key)) for key in public if not inspect.ismodule(getattr(module, key))]
+        own = [key for key, one in vars(module).items() if key[0] != "_" and getattr(one, "__module__", "") == name]
+        public = [(key, getattr(module, key)) for key in sorted(getattr(module, "__all__", own)) if key != "hmp"]
         yield f"## {name}"
-        for key, one in sorted(of_module, key=lambda pair: (inspect.isclass(pair[1]), pair[0])):
+        for key, one in sorted(public, key=lambda pair: inspect.isclass(pair[1])):
             yield f"### {key}\n\n{_entry(key, one)}"
-
-
-class _Bare(str):
-    """A text that a signature shows without quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def _signature(name: str, function: Any) -> str:
-    signature = inspect.signature(function)
-    parameters = [
-        one.replace(
-            annotation=_Bare(one.annotation) if isinstance(one.annotation, str) else one.annotation,
-            default=_Bare("...") if " at 0x" in repr(one.default) else one.default,
-        )
-        for one in signature.parameters.values()
-        if one.name not in ("self", "cls")
-    ]
-    shown = name + str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
-    if len(shown) > 90:
-        lines = [*map(str, parameters)]
-        keywords = next((at for at, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
-        if keywords is not None and all(one.kind is not one.VAR_POSITIONAL for one in parameters):
-            lines.insert(keywords, "*")
-        shown = f"{name}(\n" + "".join(f"    {line},\n" for line in lines) + ")"
-    return _code(shown)
 
 
 def _entry(name: str, one: Any) -> str:
     if not inspect.isclass(one):
-        return f"{_signature(name, one)}\n\n{_text(inspect.getdoc(one))}"
-    parts = [_text(one.__dict__.get("__doc__"))]
+        return f"{_signature(name, one)}\n\n{_markdown(inspect.getdoc(one))}"
     fields = {field.name: field.type for field in dataclasses.fields(one)} if dataclasses.is_dataclass(one) else {}
-    if shown := [f"    {field}: {type_}" for field, type_ in fields.items() if field[0] != "_"]:
-        parts.append(_code("\n".join((f"class {name}:", *shown))))
+    shown = "".join(f"\n    {field}: {kind}" for field, kind in fields.items() if field[0] != "_")
+    head = _code(f"class {name}:{shown}") if shown else _signature(name, one) if "__init__" in vars(one) else ""
+    parts = [_markdown(vars(one).get("__doc__")), head]
     for key, member in vars(one).items():
-        if key[0] == "_" or key in fields or not getattr(member, "__doc__", None):
-            continue
-        function = getattr(member, "__func__", member)
-        head = _signature(key, function) if inspect.isfunction(function) else ""
-        parts.append(f"#### {name}.{key}\n\n{head}\n\n{_text(inspect.cleandoc(member.__doc__))}")
+        if key[0] != "_" and key not in fields and member.__doc__:
+            head = _signature(key, getattr(one, key)) if callable(getattr(one, key)) else ""
+            parts.append(f"#### {name}.{key}\n\n{head}\n\n{_markdown(member.__doc__)}")
     return "\n\n".join(parts)
 
 
-def _text(docstring: str | None) -> str:
-    """Returns a docstring as Markdown."""
+def _signature(name: str, function: Any) -> str:
+    text = re.sub(r" -> .*|(?<=\()(self|cls)(, )?", "", str(inspect.signature(function)))
+    text = re.sub(r"""(?<=: )(['"])(.*?)\1(?= =|[,)])""", r"\2", re.sub(r"<.* at 0x\w+>", "...", text))
+    if len(name + text) > 80:
+        text = "(\n    " + re.sub(r", (?=\*|\w+[:=])", ",\n    ", text[1:-1]) + ",\n)"
+    return _code(name + text)
 
-    def block(found: re.Match[str]) -> str:
-        return _code(textwrap.dedent(found[1])) + "\n\n"
 
+def _markdown(docstring: str | None) -> str:
     def section(found: re.Match[str]) -> str:
-        items = re.split(r"\n(?! )", textwrap.dedent(found[2]).strip())
-        if found[1] != "Returns":
-            items = [re.sub(r"^([\w.*]+):", r"`\1`:", item) for item in items]
-        return f"**{found[1]}**\n\n" + "\n".join(f"- {item}" for item in items) + "\n\n"
+        items = re.split(r"\n(?! )", re.sub(r"(?m)^([\w.*]+):", r"`\1`:", textwrap.dedent(found[2]).strip()))
+        return "\n".join((f"**{found[1].replace('Args', 'Arguments')}**\n", *(f"- {item}" for item in items), "\n"))
 
     text = re.sub(r"(?::\w+:)?(`+)([^`]+)\1", r"`\2`", inspect.cleandoc(docstring or "") + "\n")
-    text = re.sub(r"^::\n\n((?:    .*\n|\n)+)", block, text, flags=re.MULTILINE)
-    return re.sub(r"^(Args|Returns|Raises):\n((?:    .*\n|\n(?=    ))+)", section, text, flags=re.MULTILINE)
+    text = re.sub(r"(?m)^::\n\n((?:    .*\n|\n)+)", lambda block: _code(textwrap.dedent(block[1])) + "\n\n", text)
+    return re.sub(r"(?m)^(Args|Returns|Raises):\n((?:    .*\n|\n(?=    ))+)", section, text)
