@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import io
 import json
 import os
-import posixpath
 import re
 import sys
 import textwrap
@@ -27,9 +25,7 @@ from make_rules_table import TABLES, filled  # noqa: E402
 
 from habana_mp import cli  # noqa: E402
 
-#: Modules whose public functions and classes have an entry.
-FRAMEWORKS = [f"habana_mp.frameworks.{name}" for name in ("transformers", "accelerate", "lightning", "ignite")]
-MODULES = ["habana_mp", "habana_mp.kernels", *FRAMEWORKS]
+MODULES = ["", ".kernels", *(f".frameworks.{name}" for name in ("transformers", "accelerate", "lightning", "ignite"))]
 EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".py", ".ipynb")]
 #: The pages of files and folders.
 PLACES: dict[Path, str] = {
@@ -41,10 +37,9 @@ PLACES: dict[Path, str] = {
 }
 
 
-def on_files(files: Any, config: Any) -> Any:
+def on_files(files: Any, config: Any) -> None:
     for uri, text in (*_outside(), *_reference()):
         files.append(File.generated(config, uri, content=text))
-    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -57,9 +52,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return link[0]
         if words.endswith(".md"):  # the site shows titles instead of names of files
             words = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
-        return f"[{words}]({posixpath.relpath(PLACES[path], posixpath.dirname(uri))}"
+        return f"[{words}]({os.path.relpath(PLACES[path], os.path.dirname(uri))}"
 
     return re.sub(r"\[([^\[\]]*)\]\(([^)#:\s]+)", in_site, filled(markdown, TABLES.get(uri, {})))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lets names in tables break after a point and an underscore."""
+    place = re.compile(r"(?<=[._])(?=[a-zA-Z][^<>]*</code>)")
+    return re.sub(r"(?s)<td.*?</td>", lambda cell: place.sub("<wbr>", cell[0]), html)
 
 
 def _outside() -> Iterator[tuple[str, str]]:
@@ -98,7 +99,6 @@ def _reference() -> Iterator[tuple[str, str]]:
 
 
 def _commands(*words: str) -> Iterator[str]:
-    """Yields the help of a command, then that of the commands below it."""
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         os.environ["COLUMNS"] = "80"
         cli.main([*words, "--help"])
@@ -109,7 +109,7 @@ def _commands(*words: str) -> Iterator[str]:
 
 
 def _modules() -> Iterator[str]:
-    for name in MODULES:
+    for name in (f"habana_mp{suffix}" for suffix in MODULES):
         module = importlib.import_module(name)
         own = [key for key, one in vars(module).items() if key[0] != "_" and getattr(one, "__module__", "") == name]
         public = [(key, getattr(module, key)) for key in sorted(getattr(module, "__all__", own)) if key != "hmp"]
@@ -121,14 +121,14 @@ def _modules() -> Iterator[str]:
 def _entry(name: str, one: Any) -> str:
     if not inspect.isclass(one):
         return f"{_signature(name, one)}\n\n{_markdown(inspect.getdoc(one))}"
-    fields = {field.name: field.type for field in dataclasses.fields(one)} if dataclasses.is_dataclass(one) else {}
-    shown = "".join(f"\n    {field}: {kind}" for field, kind in fields.items() if field[0] != "_")
+    fields = vars(one).get("__dataclass_fields__", {})
+    shown = "".join(f"\n    {key}: {field.type}" for key, field in fields.items() if key[0] != "_")
     head = _code(f"class {name}:{shown}") if shown else _signature(name, one) if "__init__" in vars(one) else ""
     parts = [_markdown(vars(one).get("__doc__")), head]
     for key, member in vars(one).items():
         if key[0] != "_" and key not in fields and member.__doc__:
-            head = _signature(key, getattr(one, key)) if callable(getattr(one, key)) else ""
-            parts.append(f"#### {name}.{key}\n\n{head}\n\n{_markdown(member.__doc__)}")
+            parts += [f"#### {name}.{key}", _signature(key, getattr(one, key)) if callable(getattr(one, key)) else ""]
+            parts.append(_markdown(member.__doc__))
     return "\n\n".join(parts)
 
 
