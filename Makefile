@@ -80,9 +80,9 @@ bench: $(VENV)/.built
 sweep: $(VENV)/.built
 	$(BIN)/python benchmarks/architectures.py --ways recommended,hmp,within,autocast --guard
 
-# The documents as a site: open build/site/index.html.
+# The documents as a site: open build/site/index.html. With --quiet mkdocs would not count warnings.
 site: $(VENV)/.built $(VENV)/.site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # An isolated build, as an installer of the package does it.
 wheel: /usr/include/spdlog/spdlog.h

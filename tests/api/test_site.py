@@ -26,7 +26,7 @@ NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 def build(folder: Path) -> list[Path]:
     """Builds the site. Returns its pages, without the one that only a server shows."""
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -34,7 +34,7 @@ def build(folder: Path) -> list[Path]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout + done.stderr == ""
+    assert "WARNING" not in done.stdout + done.stderr
     return sorted(page for page in folder.rglob("*.html") if page.name != "404.html")
 
 
