@@ -25,8 +25,10 @@ from make_rules_table import TABLES, filled  # noqa: E402
 
 from habana_mp import cli  # noqa: E402
 
-MODULES = ["", ".kernels", *(f".frameworks.{name}" for name in ("transformers", "accelerate", "lightning", "ignite"))]
+FRAMEWORKS = (f"habana_mp.frameworks.{name}" for name in ("transformers", "accelerate", "lightning", "ignite"))
+MODULES = ("habana_mp", "habana_mp.kernels", *FRAMEWORKS)
 EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".py", ".ipynb")]
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
 #: The pages of files and folders.
 PLACES: dict[Path, str] = {
     **{path: path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*")},
@@ -48,19 +50,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def in_site(link: re.Match[str]) -> str:
         words, path = link[1], Path(os.path.normpath(source.parent / link[2]))
-        if path not in PLACES:
-            return link[0]
-        if words.endswith(".md"):  # the site shows titles instead of names of files
+        if path in PLACES and words.endswith(".md"):  # the site shows titles instead of names of files
             words = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
-        return f"[{words}]({os.path.relpath(PLACES[path], os.path.dirname(uri))}"
+        return link[0] if path not in PLACES else f"[{words}]({os.path.relpath(PLACES[path], os.path.dirname(uri))}"
 
     return re.sub(r"\[([^\[\]]*)\]\(([^)#:\s]+)", in_site, filled(markdown, TABLES.get(uri, {})))
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Lets names in tables break after a point and an underscore."""
-    place = re.compile(r"(?<=[._])(?=[a-zA-Z][^<>]*</code>)")
-    return re.sub(r"(?s)<td.*?</td>", lambda cell: place.sub("<wbr>", cell[0]), html)
+    place = r"(?<=[._])(?=[a-zA-Z][^<>]*</code>)"  # where a name in a table may break
+    return re.sub(r"(?s)<td.*?</td>", lambda cell: re.sub(place, "<wbr>", cell[0]), html)
 
 
 def _outside() -> Iterator[tuple[str, str]]:
@@ -69,7 +68,8 @@ def _outside() -> Iterator[tuple[str, str]]:
     for path in EXAMPLES:
         name, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
         index += f"\n- [{name}]({name})"
-        yield PLACES[path], _notebook(text) if path.suffix == ".ipynb" else f"# {path.name}\n\n{_code(text)}"
+        script = f"{UNSEARCHED}# {path.name}\n\n{_code(text)}"
+        yield PLACES[path], script if path.suffix == ".py" else _notebook(text)
     yield "examples/index.md", index
 
 
@@ -94,8 +94,8 @@ def _reference() -> Iterator[tuple[str, str]]:
     yield "reference/functions.md", "# Functions and classes\n\n" + "\n\n".join(_modules())
     yield "reference/command-line.md", "# The command line\n\n" + "\n\n".join(_commands())
     for name, page in (("operations", "rules.md"), ("reasons", "log.md")):  # the search finds the tables there
-        text = f"# {name.capitalize()}\n\nThe explanation: [{page}](../{page}).\n\n{TABLES[page][name]()}\n"
-        yield f"reference/{name}.md", f"---\nsearch: {{exclude: true}}\n---\n\n{text}"
+        text = f"# {name.capitalize()}\n\nThe explanation: [{page}](../{page}).\n\n{TABLES[page][name]()}"
+        yield f"reference/{name}.md", UNSEARCHED + text
 
 
 def _commands(*words: str) -> Iterator[str]:
@@ -109,8 +109,8 @@ def _commands(*words: str) -> Iterator[str]:
 
 
 def _modules() -> Iterator[str]:
-    for name in (f"habana_mp{suffix}" for suffix in MODULES):
-        module = importlib.import_module(name)
+    for module in map(importlib.import_module, MODULES):
+        name = module.__name__
         own = [key for key, one in vars(module).items() if key[0] != "_" and getattr(one, "__module__", "") == name]
         public = [(key, getattr(module, key)) for key in sorted(getattr(module, "__all__", own)) if key != "hmp"]
         yield f"## {name}"
@@ -127,8 +127,8 @@ def _entry(name: str, one: Any) -> str:
     parts = [_markdown(vars(one).get("__doc__")), head]
     for key, member in vars(one).items():
         if key[0] != "_" and key not in fields and member.__doc__:
-            parts += [f"#### {name}.{key}", _signature(key, getattr(one, key)) if callable(getattr(one, key)) else ""]
-            parts.append(_markdown(member.__doc__))
+            head = _signature(key, getattr(one, key)) if callable(getattr(one, key)) else ""
+            parts += [f"#### {name}.{key}", head, _markdown(member.__doc__)]
     return "\n\n".join(parts)
 
 
