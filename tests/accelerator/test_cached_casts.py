@@ -7,6 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,8 +90,9 @@ def test_a_view_uses_the_cast_of_its_weight() -> None:
     x, weight = new_input(), new_weight()
     with torch.no_grad():
         assert torch.equal((x @ weight.T).cpu(), by_hand(x, weight).cpu())
-        assert torch.equal(F.linear(x, weight[:128]).cpu(), by_hand(x, weight[:128]).cpu())
-    assert (cached()["weights"], cached()["hits"]) == (1, 1)
+        for part in (weight[:128], weight[32:]):
+            assert torch.equal(F.linear(x, part).cpu(), by_hand(x, part).cpu())
+    assert (cached()["weights"], cached()["hits"]) == (1, 2)
 
 
 @converted
@@ -188,6 +190,29 @@ def replay_of_a_step(weight: nn.Parameter) -> None:
     graph.replay()
 
 
+def write_unseen(weight: Tensor) -> None:
+    """Writes as a kernel does that is not torch's own: neither torch nor the package sees it."""
+    torch.pretended.host_alias(weight).mul_(2)
+
+
+def replay_of_kernels(weight: nn.Parameter) -> None:
+    """A graph of CUDA holds no tensor, so nothing but its replay shows that the weight has changed."""
+    graph: Any = torch.pretended.Graph()
+    graph._graph = SimpleNamespace(replay=lambda: write_unseen(weight))
+    graph.replay()
+
+
+def step_of_kernels(weight: nn.Parameter) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__([weight], {})
+
+        def step(self) -> None:  # type: ignore[override]
+            write_unseen(weight)
+
+    Own().step()
+
+
 def write_on_another_stream(weight: nn.Parameter) -> None:
     stream = torch.Stream(DEVICE)
     stream.wait_stream(torch.accelerator.current_stream())
@@ -233,6 +258,7 @@ CHANGES: dict[str, Callable[[nn.Parameter], object]] = {
     "a fused step": lambda weight: step_of_torch(weight, fused=True),
     "a step of one's own": step_of_ones_own,
     "a replayed graph": replay_of_a_step,
+    "replayed kernels": replay_of_kernels,
     "another stream": write_on_another_stream,
     "a pointer": write_after_a_pointer,
     "DLPack": write_by_dlpack,
@@ -253,6 +279,54 @@ def test_a_change_is_seen(change: str) -> None:
     CHANGES[change](weight)
     assert is_right(x, weight)
     assert not torch.equal(product(x, weight).cpu(), before)
+
+
+@converted
+def test_a_step_ends_the_casts_of_trained_weights() -> None:
+    x, weight = new_input(), new_weight(trained=True)
+    assert is_right(x, weight)
+    assert cached()["weights"] == 1
+    step_of_kernels(weight)
+    assert is_right(x, weight)
+
+
+def alias_of_new_memory(weight: nn.Parameter) -> Tensor:
+    """The former memory is gone, but what holds the version counter stays, as if it were the alias's owner."""
+    former = weight.detach()
+    weight.data = torch.randn_like(weight)
+    product(new_input(), weight)
+    alias = weight.data
+    alias.former = former  # type: ignore[attr-defined]
+    return alias
+
+
+ALIASES: dict[str, Callable[[nn.Parameter], Tensor]] = {
+    "C++": lambda weight: torch.pretended.host_alias(weight),
+    "data beside a former state": alias_of_new_memory,
+    "DLPack": lambda weight: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(weight.detach())),
+}
+
+
+@pytest.mark.parametrize("made", ALIASES)
+@converted
+def test_a_write_through_a_living_alias_is_seen(made: str) -> None:
+    x, weight = new_input(), new_weight()
+    assert is_right(x, weight)
+    alias = ALIASES[made](weight)
+    for _ in range(2):
+        assert is_right(x, weight)
+        alias.mul_(2)
+    assert is_right(x, weight)
+
+
+@converted
+def test_a_weight_in_memory_of_another_library_is_never_cached() -> None:
+    x, owner = new_input(), torch.randn(160, 128, device=DEVICE)
+    weight = nn.Parameter(torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(owner)), requires_grad=False)
+    assert is_right(x, weight)
+    owner.mul_(2)
+    assert is_right(x, weight)
+    assert cached()["reasons"] == {"its memory is not torch's own": 2}
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -290,6 +364,39 @@ def test_a_dropped_cast_stays_until_another_stream_has_read_it() -> None:
         torch.randn(weight.shape, device=DEVICE, dtype=torch.bfloat16)
     torch.accelerator.current_stream().wait_stream(stream)
     assert torch.equal(found.cpu(), right)
+
+
+@converted
+def test_a_cast_that_is_made_again_is_waited_for_again() -> None:
+    x, weight = new_input(), new_weight()
+    first, second = torch.Stream(DEVICE), torch.Stream(DEVICE)
+    for makes, waits in ((first, second), (first, second), (second, first)):
+        torch.accelerator.synchronize()
+        with makes:
+            product(x, weight)
+        with waits:
+            found = product(x, weight)
+        torch.accelerator.synchronize()
+        assert torch.equal(found.cpu(), by_hand(x, weight).cpu())
+        weight.detach().mul_(2)
+    assert (cached()["hits"], cached()["refreshes"]) == (3, 2)
+
+
+@converted
+def test_streams_of_a_device_that_is_not_the_current_one() -> None:
+    x, weight = new_input(), new_weight()
+    product(x, weight)
+    x, weight.data = x.to("pretended:1"), weight.to("pretended:1").data
+    torch.accelerator.synchronize(1)
+    before = torch.pretended.current_stream("pretended:1")
+    for one in (before, torch.pretended.Stream(1), torch.pretended.Stream(1)):
+        torch.pretended.set_stream(one)
+        assert torch.pretended.current_device() == 0
+        found = product(x, weight)
+    torch.pretended.set_stream(before)
+    torch.accelerator.synchronize(1)
+    assert torch.equal(found.cpu(), by_hand(x, weight).cpu())
+    assert (cached()["weights"], cached()["hits"]) == (1, 2)
 
 
 @converted
@@ -340,6 +447,23 @@ def test_a_capture_that_fails_ends() -> None:
     assert cached()["weights"] == 1
 
 
+@converted
+def test_a_capture_whose_end_fails_ends() -> None:
+    x, weight, graph = new_input(), new_weight(), torch.pretended.Graph()
+    graph.capture_begin()
+    own: Any = graph._graph
+
+    def fail() -> None:
+        own.end()
+        raise RuntimeError("the capture is not valid")
+
+    graph._graph = SimpleNamespace(end=fail)
+    with pytest.raises(RuntimeError, match="not valid"):
+        graph.capture_end()
+    assert is_right(x, weight)
+    assert cached()["weights"] == 1
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +487,29 @@ def test_casts_take_half_of_the_free_memory() -> None:
             product(x, weight)
     assert 2 <= cached()["weights"] < 5
     assert "the limit was reached" in cached()["reasons"]
+
+
+@converted
+def test_the_limit_of_a_device_is_its_own() -> None:
+    devices = ["pretended:0"] * 2 + ["pretended:1"] * 3
+    weights = [nn.Parameter(torch.randn(4096, 2048, device=one)) for one in devices]  # a cast takes 16 MB
+    with room_for(40 << 20):  # on the current device, the first one
+        for weight in weights:
+            product(torch.randn(1, 2048, device=weight.device), weight)
+    assert cached()["weights"] == 5
+
+
+@converted
+def test_memory_that_waits_for_reuse_is_free() -> None:
+    weights = [nn.Parameter(torch.randn(4096, 2048, device=DEVICE)) for _ in range(3)]  # a cast takes 16 MB
+    x = torch.randn(1, 2048, device=DEVICE)
+    waiting = torch.empty(300 << 20, dtype=torch.uint8, device=DEVICE)
+    for weight in weights[:2]:  # as much is always kept
+        product(x, weight)
+    with room_for(20 << 20):
+        del waiting
+        product(x, weights[2])
+    assert cached()["weights"] == 3
 
 
 @pytest.mark.parametrize("lowered", [True, False])
