@@ -202,6 +202,53 @@ def test_state_stays_in_float32() -> None:
     assert average.dtype == torch.float32
 
 
+def add_up(x: Tensor, y: Tensor) -> Tensor:
+    lines = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    return torch.mm(x, y).index_put((lines,), torch.mm(x, y), accumulate=True)
+
+
+def fill_with_a_number(x: Tensor, y: Tensor) -> Tensor:
+    return torch.mm(x, y).masked_fill(x > 0, torch.tensor(1e6, device=x.device))
+
+
+def run_a_lstm(x: Tensor, y: Tensor) -> Tensor:
+    model = nn.LSTM(x.shape[1], 16)
+    for one in model.parameters():
+        nn.init.constant_(one, 0.1)
+    model.to(x.device)
+    model(x[:, None])[0].sum().backward()
+    return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+
+#: Calls for which the package has ways of its own on the CPU, with the sizes of their inputs.
+WAYS_OF_THE_CPU: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "linear": (F.linear, (8, 128), (160, 128)),
+    "mm": (torch.mm, (8, 8), (8, 8)),
+    "rows at uneven distances": (lambda x, y: F.linear(x.transpose(0, 1), y), (6, 4, 128), (160, 128)),
+    "images": (lambda x, y: F.conv2d(x, y, None, (1, 1), (0, 0), (1, 1), 1), (2, 32, 8, 8), (32, 32, 3, 3)),
+    "a large cast": (lambda x, y: torch.mm(x, y).sum(0), (1 << 17, 128), (128, 8)),
+    "a number in a tensor": (fill_with_a_number, (8, 8), (8, 8)),
+    "a sum of many": (add_up, (8, 8), (8, 8)),
+    "lstm": (run_a_lstm, (4, 64), (1,)),
+}
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("call", WAYS_OF_THE_CPU)
+@on_the_device
+def test_devices_take_turns(call: str, watched: bool) -> None:
+    function, *sizes = WAYS_OF_THE_CPU[call]
+    x, y = (torch.randn(size, generator=torch.Generator().manual_seed(0)) for size in sizes)
+    trained = call == "lstm"
+    options = {"preset": "recommended", "weight_cache": False} if trained else {"preset": "torch-cuda"}
+    results = []
+    with converted(**options, report="lines" if watched else "operations"), torch.set_grad_enabled(trained):
+        for device in ("cpu", "cpu", DEVICE, DEVICE, "cpu"):
+            weight = nn.Parameter(y.to(device), requires_grad=False)
+            results.append(function(x.to(device), weight).float().cpu())
+    assert all(torch.allclose(one, results[0], rtol=2e-2, atol=2e-2) for one in results)
+
+
 @on_the_device
 def test_the_report_has_the_times_of_the_device() -> None:
     model, x = network(), batches()[0]
