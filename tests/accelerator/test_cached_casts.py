@@ -464,6 +464,27 @@ def test_a_capture_whose_end_fails_ends() -> None:
     assert cached()["weights"] == 1
 
 
+@on_the_device
+def test_a_capture_may_begin_or_end_without_the_package() -> None:
+    x, weight = new_input(), new_weight()
+    for began_before in (True, False):
+        graph = torch.pretended.Graph()
+        hmp.reset_report()
+        if not began_before:
+            hmp.convert(preset="torch-cuda")
+        with torch.pretended.graph(graph):
+            if began_before:
+                hmp.convert(preset="torch-cuda")
+            product(x, weight)
+            assert cached()["reasons"] == {"a graph is being captured": 1}
+            hmp.restore()
+        del graph  # it holds the weight's memory
+        hmp.convert(preset="torch-cuda")
+        assert is_right(x, weight)
+        assert cached()["weights"] == 1
+        hmp.restore()
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,8 @@ class GraphsOfAccelerators(Patch):
         self._is_installed = False
 
     def install(self, settings: Settings) -> None:
+        if not self._is_installed and _is_capturing():
+            _core.weights_capture_begins()
         self._is_installed = True
         self.follow()
 
@@ -71,6 +73,8 @@ class GraphsOfAccelerators(Patch):
         self._is_installed = False
         self._exchanged.put_back()
         self._followed.clear()
+        while _core.is_capturing():  # the end of these captures will not be seen
+            _core.weights_capture_ends()
 
     def follow(self) -> None:
         """Also follows the graphs of an accelerator that has come since."""
@@ -82,6 +86,15 @@ class GraphsOfAccelerators(Patch):
 
 
 graphs_of_accelerators = GraphsOfAccelerators()
+
+
+def _is_capturing() -> bool:
+    """True if a graph is captured on the current stream: the capture began before `convert`."""
+    accelerator = torch.accelerator.current_accelerator()
+    module: Any = None if accelerator is None else torch.get_device_module(accelerator)
+    if not hasattr(module, "is_current_stream_capturing") or not module.is_initialized():
+        return False
+    return bool(module.is_current_stream_capturing())
 
 
 def _classes_of_graphs() -> Iterator[type]:
