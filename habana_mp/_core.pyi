@@ -323,6 +323,10 @@ def block_bytes_waiting() -> int: ...
 def set_tracked_cast(function: Any) -> None:
     """Sets the function that makes a large cast tracked by autograd, from a tensor and a dtype. None: torch does it."""
 
+def set_number_in_range(function: Any) -> None:
+    """Sets the function that brings a tensor of one float32 value on another device than the CPU into a range, from the
+    tensor and the largest value. None: the value is read."""
+
 def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """Returns a cast in such a block, if only the caller needs to see the cast. None if that is not possible."""
 

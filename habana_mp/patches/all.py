@@ -25,6 +25,7 @@ from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
 from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModuleCalls
+from habana_mp.patches.torch.numbers_on_devices import NumbersOnDevices
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
 from habana_mp.patches.torch.recognised_code import RecognisedCode
 from habana_mp.patches.torch.stored_values import StoredValues
@@ -57,6 +58,7 @@ def all_patches() -> tuple[Patch, ...]:
         graphs_of_accelerators,
         WeightCache(),
         Memory(),
+        NumbersOnDevices(),
         Checkpoint(),
         DataParallel(),
     )

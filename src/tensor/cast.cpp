@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t parallel_from = 1 << 15;
 
 NeverDestroyed<Owned> recorded_cast;
+NeverDestroyed<Owned> number_in_range;
 
 Owned cast_by_torch(PyObject* tensor, Kind to) {
   if (host::is_plain_tensor(tensor)) return host::convert_by_torch(tensor, to);
@@ -71,6 +72,7 @@ static void convert_values(const void* source, Kind from, void* target, Kind to,
 }
 
 void set_tracked_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
+void set_number_in_range(PyObject* function) noexcept { *number_in_range = Owned::borrowed_or_null(function); }
 
 Owned cast_in_block(PyObject* tensor, Kind to) {
   host::Geometry geometry;
@@ -125,6 +127,12 @@ const Makers untimed_makers{&make_cast, &convert_values};
 Makers makers = untimed_makers;
 
 Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
+  // To read a value from a device, the processor would have to wait.
+  if (from == Kind::f32 && *number_in_range && host::is_off_cpu(tensor)) {
+    const Owned function = Owned::borrowed(number_in_range->get());
+    const Owned made(PyObject_CallFunction(function.get(), "Od", tensor, largest(to)));
+    return made ? cast(made.get(), from, to, seen) : nullptr;
+  }
   // Changes only a finite value out of range, and only if it can be read.
   Owned item(PyObject_CallMethod(tensor, "item", nullptr));
   const double value = item ? PyFloat_AsDouble(item.get()) : 0.0;

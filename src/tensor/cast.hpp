@@ -26,6 +26,10 @@ inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 // another layout. The function takes the tensor and a dtype. Keeps a reference to it; null for none.
 void set_tracked_cast(PyObject* function) noexcept;
 
+// Sets the function that brings a float32 number on another device than the CPU into a range, without a wait for the
+// device. It takes the tensor and the largest value. Keeps a reference to it; null for none.
+void set_number_in_range(PyObject* function) noexcept;
+
 // True if a cast of this many values, or its gradient, is large enough for a block of its own.
 inline bool is_cast_to_block(std::int64_t count) noexcept {
   return is_block(static_cast<std::uint64_t>(count) * sizeof(float));

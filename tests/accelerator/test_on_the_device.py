@@ -249,6 +249,31 @@ def test_devices_take_turns(call: str, watched: bool) -> None:
     assert all(torch.allclose(one, results[0], rtol=2e-2, atol=2e-2) for one in results)
 
 
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+@on_the_device
+def test_a_number_on_the_device_is_brought_into_range_there(lower: torch.dtype) -> None:
+    x, graph = torch.ones(2, 2, device=DEVICE), torch.pretended.Graph()
+    given = [-3.4e38, 3.4e38, 2.0, float("inf"), float("-inf"), float("nan")]
+    expected = torch.tensor([torch.finfo(lower).min, torch.finfo(lower).max, *given[2:]], dtype=lower)
+    numbers = torch.tensor(given, device=DEVICE, requires_grad=True)
+
+    def fill() -> Tensor:
+        return torch.stack([torch.mm(x, x).masked_fill(x > 0, one)[0, 0] for one in numbers.unbind()])
+
+    with converted(preset="torch-cuda", dtype=lower):
+        before = torch.pretended.synchronizations()
+        found = fill()
+        assert torch.pretended.synchronizations() == before
+        found[2].backward()
+        with torch.pretended.graph(graph), torch.no_grad():
+            captured = fill()
+    graph.replay()
+    for one in (found, captured):
+        assert torch.equal(one.detach().cpu().nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9))
+    assert numbers.grad is not None
+    assert numbers.grad.cpu().tolist() == [0, 0, 1, 0, 0, 0]
+
+
 @on_the_device
 def test_the_report_has_the_times_of_the_device() -> None:
     model, x = network(), batches()[0]

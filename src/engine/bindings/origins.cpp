@@ -21,6 +21,9 @@ void register_origins(py::module_& module) {
   module.def("set_tracked_cast", [](const py::object& function) {
     tensor::set_tracked_cast(function.is_none() ? nullptr : function.ptr());
   });
+  module.def("set_number_in_range", [](const py::object& function) {
+    tensor::set_number_in_range(function.is_none() ? nullptr : function.ptr());
+  });
   module.def("cast_in_block", &cast_in_block);
   module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
