@@ -66,8 +66,9 @@ def _command(name: str) -> Any:
     return importlib.import_module(f"habana_mp.run.{'command' if name == 'run' else name}")
 
 
-def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Returns the parser of all commands, and that of `explain`."""
+def _parser(script: Any = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Returns the parser of all commands, and that of `explain`. ``script``: how a shell completes the name of a script;
+    None leaves out the options of commands that run one, which these parse by themselves."""
     parser = argparse.ArgumentParser(
         prog="habana-mp",
         description="Mixed precision for PyTorch, steered by lists.",
@@ -77,7 +78,10 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     commands = parser.add_subparsers(dest="command", required=True)
     lists.add_parser(commands)
     for name, text in _OF_SCRIPTS.items():
-        commands.add_parser(name, help=f"{text}; `habana-mp {name} --help` tells more")
+        more = {} if script is None else {"parents": [_command(name).own_parser()], "add_help": False}
+        command: Any = commands.add_parser(name, help=f"{text}; `habana-mp {name} --help` tells more", **more)
+        if script is not None:
+            command.add_argument("script", metavar="SCRIPT").complete = script
     explain_parser = explain.add_parser(commands)
     diff = commands.add_parser(
         "diff",
@@ -105,7 +109,7 @@ def _run(arguments: Sequence[str]) -> int:
     parser, explain_parser = _parser()
     given = parser.parse_args(lists.with_command(arguments))
     if given.command == "completion":
-        return _complete(parser, given.shell)
+        return _complete(given.shell)
     if given.command == "doctor":
         return _show_assumptions() if given.assumptions else _doctor()
     if given.command == "explain":
@@ -115,19 +119,13 @@ def _run(arguments: Sequence[str]) -> int:
     return lists.run(given)
 
 
-def _complete(parser: argparse.ArgumentParser, shell: str) -> int:
+def _complete(shell: str) -> int:
     try:
         import shtab
     except ImportError:
         print("habana-mp: completion needs shtab: pip install shtab", file=sys.stderr)
         return 2
-    commands: Any = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    for name in _OF_SCRIPTS:
-        for action in _command(name).own_parser()._actions:
-            if "--help" not in action.option_strings:
-                commands.choices[name]._add_action(action)
-        commands.choices[name].add_argument("script", metavar="SCRIPT").complete = shtab.FILE
-    print(shtab.complete(parser, shell))
+    print(shtab.complete(_parser(script=shtab.FILE)[0], shell))
     return 0
 
 

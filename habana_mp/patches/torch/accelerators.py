@@ -1,4 +1,4 @@
-"""Cached casts of weights on an accelerator: what the core asks of the accelerator, and graphs of its operations."""
+"""What the core asks of torch's accelerator, and graphs of its operations."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ _STREAMS = Assumption(
 )
 
 
+#: Products that torch.autocast casts on a device, as torch's dispatcher names them.
+_PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "conv2d", "conv_transpose2d.input")
+
+
 def accelerator_of(weight: Tensor) -> int:
     """Returns the number of the weight's accelerator; -1 if its device has no memory, or is not torch's accelerator."""
     accelerator = torch.accelerator.current_accelerator()
@@ -32,6 +36,18 @@ def accelerator_of(weight: Tensor) -> int:
     graphs_of_accelerators.follow()  # the accelerator may have been registered after `convert`
     number = device.index
     return number if holds(_STREAMS, partial(_agree_on_stream, number), f"{device}") else -1
+
+
+def autocast_of(tensor: torch.Tensor) -> int | None:
+    """Returns the number of the type of the tensor's device if torch.autocast casts products there, -1 if it does not,
+    None if the device is not torch's accelerator."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or tensor.device.type != accelerator.type:
+        return None
+    key = f"Autocast{torch._C._dispatch_key_for_device(accelerator.type)}"
+    if not all(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key) for name in _PRODUCTS):
+        return -1
+    return torch.accelerator.current_stream(tensor.device).device_type
 
 
 def _agree_on_stream(number: int) -> bool:
@@ -67,6 +83,7 @@ class GraphsOfAccelerators(Patch):
         if not self._is_installed and _is_capturing():
             _core.weights_capture_begins()
         self._is_installed = True
+        _core.set_autocast_of_accelerator(autocast_of)
         self.follow()
 
     def uninstall(self) -> None:
