@@ -67,8 +67,8 @@ def _command(name: str) -> Any:
 
 
 def _parser(script: Any = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Returns the parser of all commands, and that of `explain`. ``script``: how a shell completes the name of a script;
-    None leaves out the options of commands that run one, which these parse by themselves."""
+    """Returns the parser of all commands, and that of `explain`. ``script``: how a shell completes a script's name. None
+    leaves out the options of commands that run a script, which they parse by themselves."""
     parser = argparse.ArgumentParser(
         prog="habana-mp",
         description="Mixed precision for PyTorch, steered by lists.",
@@ -78,7 +78,7 @@ def _parser(script: Any = None) -> tuple[argparse.ArgumentParser, argparse.Argum
     commands = parser.add_subparsers(dest="command", required=True)
     lists.add_parser(commands)
     for name, text in _OF_SCRIPTS.items():
-        more = {} if script is None else {"parents": [_command(name).own_parser()], "add_help": False}
+        more: dict[str, Any] = {} if script is None else {"parents": [_command(name).own_parser()], "add_help": False}
         command: Any = commands.add_parser(name, help=f"{text}; `habana-mp {name} --help` tells more", **more)
         if script is not None:
             command.add_argument("script", metavar="SCRIPT").complete = script
