@@ -67,7 +67,7 @@ def _command(name: str) -> Any:
 
 
 def _parser(script: Any = None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Returns the parser of all commands, and that of `explain`. ``script``: how a shell completes a script's name. None
+    """Returns the parser of all commands, and that of `explain`. ``script``: how a shell completes its name. None
     leaves out the options of commands that run a script, which they parse by themselves."""
     parser = argparse.ArgumentParser(
         prog="habana-mp",
