@@ -5,6 +5,7 @@
 #include <spdlog/details/null_mutex.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -68,9 +69,10 @@ class JsonFormatter final : public spdlog::formatter {
       second_ = second;
     }
     out.append(date_.data(), date_.data() + date_.size());
-    // Use gettid(), not the message's thread id: spdlog caches that per thread, and a forked child would inherit it.
+    // Ask the kernel: spdlog caches the message's thread id per thread, and a forked child would inherit it. (glibc has
+    // a function for it from 2.30 on.)
     fmt::format_to(std::back_inserter(out), FMT_COMPILE("{:06}+00:00\", \"thread\": {}, "),
-                   duration_cast<microseconds>(message.time - second).count(), ::gettid());
+                   duration_cast<microseconds>(message.time - second).count(), ::syscall(SYS_gettid));
     out.append(message.payload.begin(), message.payload.end());
     out.push_back('\n');
   }
