@@ -1,3 +1,3 @@
-"""The version of this package, which pyproject.toml has too."""
+"""The version of this package. pyproject.toml reads it from this file."""
 
 __version__ = "0.1.0"
