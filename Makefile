@@ -14,6 +14,12 @@ SITE := "mkdocs-material==9.8.2" "nbclient==0.10.*" "ipykernel==7.*"
 NEWEST_TORCH := torch==2.14.1
 NEWEST_TORCHVISION := torchvision==0.29.1
 NEWEST := build/newest
+# As in pyproject.toml.
+BUILD_REQUIRES := "scikit-build-core>=1.0" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" "librmm-cu12==24.12.1"
+# The releases of torch for `make compatibility`.
+COMPATIBLE := 2.8.0 2.10.0 2.12.0 $(patsubst torch==%,%,$(TORCH) $(NEWEST_TORCH))
+# What builds and checks a wheel.
+WHEEL := build/wheel-venv
 # Tests that run at once, each in a process with one thread of OpenMP. What one has left, another takes over.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 AT_ONCE := -n $(WORKERS) --dist worksteal
@@ -24,7 +30,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest test-processors check format bench sweep site wheel sanitize coverage mutants aarch64 clean build
+.PHONY: demo test quick test-slow test-newest compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -45,6 +51,11 @@ test-slow: $(VENV)/.built
 # torch's own database of operations, the other rules, and kept weights, beside the newest torch.
 test-newest: $(NEWEST)/.built
 	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow" tests/rules tests/weights
+
+# Some tests under each release of torch and Python, and the README's table of them. An hour or more for each Python; up
+# to 3 GB are downloaded for each release. ONLY=2.8.0 and PYTHONS="3.11 3.12" take some of them.
+compatibility:
+	$(PYTHON) tests/compatibility.py $(COMPATIBLE) --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(PYTHONS),--pythons $(PYTHONS))
 
 # The tests that depend on the processor, as lesser processors would run them; one of some of them with SHORT=1.
 test-processors: $(VENV)/.built
@@ -84,11 +95,22 @@ sweep: $(VENV)/.built
 site: $(VENV)/.built $(VENV)/.site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# An isolated build, as an installer of the package does it.
-wheel: /usr/include/spdlog/spdlog.h
-	$(PYTHON) -m venv build/wheel-venv
-	build/wheel-venv/bin/pip wheel --quiet --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+# The sdist, and the wheel that an isolated build makes of it; their contents are checked. Then the configuration of
+# cibuildwheel, which needs docker to build: it has wheels of four releases of Python for two processors.
+wheel: $(WHEEL)/.packages
+	rm -rf dist
+	$(WHEEL)/bin/python -m build --outdir dist .
+	$(WHEEL)/bin/python tests/wheels/check.py contents dist
+	$(WHEEL)/bin/validate-pyproject --quiet pyproject.toml
+	test $$($(WHEEL)/bin/cibuildwheel --print-build-identifiers --platform linux | grep -c manylinux) = 8
+
+# The wheel beside torch, in an empty environment without a compiler: the README's first snippet.
+test-wheel: wheel
+	$(WHEEL)/bin/python tests/wheels/check.py install dist "$(TORCH)"
+
+# Another build, in another folder, has the same bytes.
+wheel-reproducible: wheel
+	$(WHEEL)/bin/python tests/wheels/check.py again dist
 
 # The core's tests with AddressSanitizer and UndefinedBehaviorSanitizer, under valgrind, and with ThreadSanitizer.
 sanitize: $(VENV)/.built
@@ -119,9 +141,10 @@ clean:
 
 # ---- what the above stands on ----------------------------------------------------------------------------------------
 
-/usr/include/spdlog/spdlog.h:
-	$(APT) update -qq
-	$(APT) install -y -qq libspdlog-dev libfmt-dev
+$(WHEEL)/.packages:
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/pip install --quiet "build>=1.2" "cibuildwheel>=3.2" "validate-pyproject>=0.23"
+	touch $@
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -130,7 +153,7 @@ $(VENV)/.torch:
 	touch $@
 
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
+	$(BIN)/pip install --quiet $(BUILD_REQUIRES) cmake ninja \
 	  "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
 	  "lightning>=2.6" "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "trl>=1.0" \
 	  "sentence-transformers>=5.0" "diffusers>=0.35" "pytorch-ignite>=0.5" "fastapi>=0.115" "onnx>=1.18" \
@@ -166,7 +189,7 @@ $(VENV)/.aarch64:
 	touch $@
 
 # Editable: the Python files are used where they lie; only a change of the core builds again.
-$(VENV)/.built: $(VENV)/.packages /usr/include/spdlog/spdlog.h $(SOURCES)
+$(VENV)/.built: $(VENV)/.packages $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable . \
 	  --config-settings=build-dir=build/dev --config-settings=cmake.define.HABANA_MP_DEV=ON \
 	  --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON
@@ -176,13 +199,13 @@ $(VENV)/.built: $(VENV)/.packages /usr/include/spdlog/spdlog.h $(SOURCES)
 $(NEWEST)/.packages: pyproject.toml
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/pip install --quiet --upgrade pip
-	$(NEWEST)/bin/pip install --quiet "$(NEWEST_TORCH)" "numpy>=1.24" "scikit-build-core>=0.10" "pybind11>=3.0" \
-	  "apache-tvm-ffi>=0.1.6" cmake ninja "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" \
+	$(NEWEST)/bin/pip install --quiet "$(NEWEST_TORCH)" "numpy>=1.24" $(BUILD_REQUIRES) \
+	  cmake ninja "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" \
 	  "ml_dtypes>=0.4" "expecttest>=0.2" "safetensors>=0.4" "tensorboard>=2.18"
 	$(NEWEST)/bin/pip install --quiet --no-deps --upgrade --target $(NEWEST)/torchvision "$(NEWEST_TORCHVISION)"
 	touch $@
 
-$(NEWEST)/.built: $(NEWEST)/.packages /usr/include/spdlog/spdlog.h $(SOURCES)
+$(NEWEST)/.built: $(NEWEST)/.packages $(SOURCES)
 	$(NEWEST)/bin/pip install --quiet --no-build-isolation --no-deps --editable . \
 	  --config-settings=build-dir=build/newest-core --config-settings=cmake.define.HABANA_MP_DEV=ON
 	touch $@

@@ -1,0 +1,214 @@
+"""Runs a chosen set of tests under each release of torch and of Python, and writes the README's table of them.
+
+``python tests/compatibility.py 2.8.0 2.13.0`` takes each Python from 3.11 on that the machine has. For each it builds a
+wheel, and for each release of torch an environment with that wheel: what is tested is what a user installs. What cannot
+be installed here is one line of output and "not tried" in the table. Results are kept in build/compatibility, so that
+a run can take some releases, and a later run others; ``--write`` only writes the table again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "compatibility"
+RESULTS = FOLDER / "results.json"
+README = ROOT / "README.md"
+MARK = "<!-- compatibility table: {} -->"
+
+#: Releases of Python: the minor numbers of 3.
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+#: What shows in a few minutes that a release works: the rules of operations, the cached casts of weights, what
+#: converting changes and puts back, and regions.
+TESTS = ("tests/rules", "tests/weights", "tests/install", "tests/regions")
+#: These compile the core again from its sources, whatever torch is there.
+ABOUT_SOURCES = (
+    "tests/rules/test_adding_a_reason.py",
+    "tests/rules/test_decisions.py",
+    "tests/install/test_built_core.py",
+)
+NEEDED = (
+    "pytest>=9", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "ml_dtypes>=0.4", "expecttest>=0.2",
+    "safetensors>=0.4", "tensorboard>=2.18", "setuptools",
+)  # fmt: skip
+#: An environment with a torch for CUDA takes some 7 GB; others use the disk too.
+ROOM = 20e9
+#: The folders and files that tests read, without the package: beside it they would import it instead of the wheel.
+COPIED = ("tests", "lists", "docs", "examples", "benchmarks", "src", "pyproject.toml", "CONTRIBUTING.md", "README.md")
+
+
+class CannotTryError(Exception):
+    """What keeps a release from being tried here, in one line."""
+
+
+def find_python(release: str) -> Path | None:
+    """The interpreter of a release: on PATH, or one of pyenv."""
+    known = sorted(Path.home().glob(f".pyenv/versions/{release}.*/bin/python"))
+    on_path = [Path(path)] if (path := shutil.which(f"python{release}")) else []
+    for python in [*reversed(known), *on_path]:
+        # A shim of pyenv is there for releases that it does not run.
+        told = subprocess.run([python, "-c", "import sys, venv; print(*sys.version_info[:2], sep='.')"],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        if told.stdout.strip() == release:
+            return python
+    return None
+
+
+def run_quietly(command: Sequence[str | Path], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=FOLDER)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        told = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "")
+        raise CannotTryError(f"{what} failed: {told}")
+
+
+def changed_last() -> float:
+    """When a file was changed of which the wheel is made."""
+    folders = (ROOT / name for name in ("habana_mp", "src", "lists"))
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix not in {".pyc", ".so"}]
+    return max(
+        path.stat().st_mtime for path in [*files, ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"] if path.is_file()
+    )
+
+
+def build_wheel(python: Path, release: str) -> Path:
+    """The wheel for a release of Python, made of the files that are here. An earlier one is taken if none is newer."""
+    folder = FOLDER / f"wheel-py{release}"
+    built = next(folder.glob("*.whl"), None)
+    if built and built.stat().st_mtime > changed_last():
+        return built
+    shutil.rmtree(folder, ignore_errors=True)
+    run_quietly([python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, ROOT], "building the wheel")
+    return next(folder.glob("*.whl"))
+
+
+def copy_tests() -> Path:
+    folder = FOLDER / "project"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def make_environment(python: Path, torch: str, wheel: Path, environment: Path) -> None:
+    if not (environment / "bin" / "pytest").exists():
+        if shutil.disk_usage(FOLDER).free < ROOM:
+            raise CannotTryError(f"less than {ROOM / 1e9:.0f} GB of the disk are free")
+        run_quietly([python, "-m", "venv", environment], "making an environment")
+        packages = [f"torch=={torch}", "numpy>=1.24", *NEEDED]
+        run_quietly([environment / "bin" / "pip", "install", "--quiet", "--only-binary", "torch", *packages], "pip")
+    again = ["install", "--quiet", "--no-deps", "--force-reinstall", wheel]
+    run_quietly([environment / "bin" / "pip", *again], "installing the wheel")
+
+
+def run_tests(environment: Path, project: Path, workers: int) -> tuple[int, int]:
+    """How many tests passed, and how many failed."""
+    log = Path(f"{environment}.log")
+    at_once = ["-n", str(workers), "--dist", "worksteal"]
+    left_out = [f"--ignore={path}" for path in ABOUT_SOURCES]
+    with log.open("w", encoding="utf-8") as output:
+        subprocess.run(
+            [environment / "bin" / "pytest", "-q", *at_once, "-m", "not slow", *left_out, *TESTS],
+            stdout=output, stderr=subprocess.STDOUT, check=False, cwd=project,
+            env=os.environ | {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}"},
+        )  # fmt: skip
+    text = log.read_text("utf-8")
+    counts = {
+        what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|errors?)\b", text.splitlines()[-1])
+    }
+    if not counts.get("passed"):
+        raise CannotTryError(f"no test passed: see {log}")
+    return counts["passed"], counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
+
+
+def read_results() -> dict[str, dict[str, object]]:
+    return dict(json.loads(RESULTS.read_text("utf-8"))) if RESULTS.exists() else {}
+
+
+def cell(result: dict[str, object] | None) -> str:
+    if result is None:
+        return "not tried"
+    failed = f", {result['failed']} failed" if result["failed"] else ""
+    return f"{result['passed']} passed{failed}"
+
+
+def table(results: dict[str, dict[str, object]], releases: Iterable[str]) -> str:
+    lines = [
+        "| torch | " + " | ".join(f"Python {python}" for python in PYTHONS) + " |",
+        "|---" * (len(PYTHONS) + 1) + "|",
+    ]
+    for torch in releases:
+        cells = (cell(results.get(f"{python} {torch}")) for python in PYTHONS)
+        lines.append(f"| {torch} | " + " | ".join(cells) + " |")
+    dates = sorted(str(result["date"]) for result in results.values())
+    when = f"\n\nRun on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "") if dates else ""
+    return "\n".join(lines) + when + (", on x86-64." if dates else "")
+
+
+def write_table(releases: Iterable[str]) -> None:
+    begin, end = MARK.format("begin"), MARK.format("end")
+    text = README.read_text("utf-8")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    if not after:
+        raise SystemExit(f"{README.name} has no {begin} and {end}")
+    README.write_text(f"{before}{begin}\n{table(read_results(), releases)}\n{end}{after}", "utf-8")
+
+
+def try_python(release: str, torches: Sequence[str], options: argparse.Namespace) -> None:
+    python = find_python(release)
+    if python is None:
+        raise CannotTryError("this machine does not have it")
+    wheel = build_wheel(python, release)
+    project = copy_tests()
+    for torch in torches:
+        environment = FOLDER / f"py{release}-torch{torch}"
+        line = f"Python {release}, torch {torch}: "
+        try:
+            make_environment(python, torch, wheel, environment)
+            passed, failed = run_tests(environment, project, options.workers)
+        except CannotTryError as error:
+            print(f"{line}not tried: {error}", flush=True)
+        else:
+            result = {"passed": passed, "failed": failed, "date": datetime.date.today().isoformat()}
+            RESULTS.write_text(json.dumps(read_results() | {f"{release} {torch}": result}, indent=1), "utf-8")
+            print(line + cell(result), flush=True)
+        if not options.keep:
+            shutil.rmtree(environment, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("torch", nargs="+", help="the releases of torch that the table has")
+    parser.add_argument("--only", nargs="+", metavar="TORCH", help="run these of them")
+    parser.add_argument("--pythons", nargs="+", default=PYTHONS, choices=PYTHONS, help="run these releases of Python")
+    parser.add_argument("--workers", type=int, default=2, help="tests that run at once")
+    parser.add_argument("--keep", action="store_true", help="keep the environments, of up to 7 GB each")
+    parser.add_argument("--write", action="store_true", help="run nothing, write the table from kept results")
+    options = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for release in () if options.write else options.pythons:
+        try:
+            try_python(release, options.only or options.torch, options)
+        except CannotTryError as error:
+            print(f"Python {release}: not tried: {error}", flush=True)
+    write_table(options.torch)
+    results = read_results()
+    return 1 if any(result["failed"] for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
