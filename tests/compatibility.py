@@ -1,9 +1,9 @@
 """Runs a chosen set of tests under each release of torch and of Python, and writes the README's table of them.
 
 ``python tests/compatibility.py 2.8.0 2.13.0`` takes each Python from 3.11 on that the machine has. For each it builds a
-wheel, and for each release of torch an environment with that wheel: what is tested is what a user installs. What cannot
-be installed here is one line of output and "not tried" in the table. Results are kept in build/compatibility, so that
-a run can take some releases, and a later run others; ``--write`` only writes the table again.
+wheel, and for each release of torch an environment with that wheel, so that it tests what a user installs. A release
+that cannot be installed here gets one line of output, and "not tried" in the table. Results stay in
+build/compatibility: one run can take some releases, and a later run others. ``--write`` only writes the table again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ RESULTS = FOLDER / "results.json"
 README = ROOT / "README.md"
 MARK = "<!-- compatibility table: {} -->"
 
-#: Releases of Python: the minor numbers of 3.
+#: The releases of Python that the table has.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-#: What shows in a few minutes that a release works: the rules of operations, the cached casts of weights, what
-#: converting changes and puts back, and regions.
+#: Tests that depend on torch: the rules of operations, the cached casts of weights, what converting changes and puts
+#: back, and regions. They take ten minutes on two cores.
 TESTS = ("tests/rules", "tests/weights", "tests/install", "tests/regions")
-#: These compile the core again from its sources, whatever torch is there.
+#: These are about the sources and the build, whatever torch is there.
 ABOUT_SOURCES = (
     "tests/rules/test_adding_a_reason.py",
     "tests/rules/test_decisions.py",
@@ -47,18 +47,18 @@ COPIED = ("tests", "lists", "docs", "examples", "benchmarks", "src", "pyproject.
 
 
 class CannotTryError(Exception):
-    """What keeps a release from being tried here, in one line."""
+    """The reason why a release cannot be tried here, in one line."""
 
 
 def find_python(release: str) -> Path | None:
-    """The interpreter of a release: on PATH, or one of pyenv."""
+    """Returns the interpreter of a release, from pyenv or from PATH."""
     known = sorted(Path.home().glob(f".pyenv/versions/{release}.*/bin/python"))
     on_path = [Path(path)] if (path := shutil.which(f"python{release}")) else []
     for python in [*reversed(known), *on_path]:
         # A shim of pyenv is there for releases that it does not run.
-        told = subprocess.run([python, "-c", "import sys, venv; print(*sys.version_info[:2], sep='.')"],
+        answer = subprocess.run([python, "-c", "import sys, venv; print(*sys.version_info[:2], sep='.')"],
                               capture_output=True, text=True, check=False)  # fmt: skip
-        if told.stdout.strip() == release:
+        if answer.stdout.strip() == release:
             return python
     return None
 
@@ -67,12 +67,12 @@ def run_quietly(command: Sequence[str | Path], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=FOLDER)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        told = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "")
-        raise CannotTryError(f"{what} failed: {told}")
+        error = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "")
+        raise CannotTryError(f"{what} failed: {error}")
 
 
 def changed_last() -> float:
-    """When a file was changed of which the wheel is made."""
+    """Returns the time of the last change of a file that goes into the wheel."""
     folders = (ROOT / name for name in ("habana_mp", "src", "lists"))
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix not in {".pyc", ".so"}]
     return max(
@@ -81,7 +81,7 @@ def changed_last() -> float:
 
 
 def build_wheel(python: Path, release: str) -> Path:
-    """The wheel for a release of Python, made of the files that are here. An earlier one is taken if none is newer."""
+    """Builds the wheel for a release of Python, if a file is newer than the wheel of an earlier run."""
     folder = FOLDER / f"wheel-py{release}"
     built = next(folder.glob("*.whl"), None)
     if built and built.stat().st_mtime > changed_last():
@@ -115,7 +115,7 @@ def make_environment(python: Path, torch: str, wheel: Path, environment: Path) -
 
 
 def run_tests(environment: Path, project: Path, workers: int) -> tuple[int, int]:
-    """How many tests passed, and how many failed."""
+    """Returns how many tests passed, and how many failed."""
     log = Path(f"{environment}.log")
     at_once = ["-n", str(workers), "--dist", "worksteal"]
     left_out = [f"--ignore={path}" for path in ABOUT_SOURCES]

@@ -24,13 +24,13 @@ SMOKE = Path(__file__).parent / "smoke.py"
 
 #: A wheel may be this large, in bytes.
 LIMIT = 3_000_000
-#: What manylinux lets a wheel take from the system; less than its own list, which also has X11 and others.
+#: The libraries of the system that a wheel may use. manylinux allows a few more, such as those of X11.
 OF_THE_SYSTEM = re.compile(r"(libstdc\+\+|libgcc_s|libm|libc|libpthread|libdl|ld-linux-[\w-]+)\.so\.\d+")
-#: What glibc had before under another version or name, or what headers use only where it is.
+#: Older releases of glibc have these under other versions, or headers use them only where they exist.
 MOVED = re.compile(r"(dl\w+|pthread_\w+|[fl]?stat|__libc_single_threaded|__libc_start_main)$")
-#: What must be in the wheel, besides code.
+#: Files besides code that must be in the wheel.
 NEEDED = {"habana_mp/py.typed", "habana_mp/_core.pyi", "habana_mp/lists/presets/recommended.json"}
-#: What the sdist holds in its top folder.
+#: The sdist holds these in its top folder.
 IN_SDIST = {
     "CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "PKG-INFO", "README.md", "SECURITY.md", "habana_mp", "lists",
     "pyproject.toml", "src",
@@ -38,27 +38,27 @@ IN_SDIST = {
 
 
 def needed_libraries(module: Path) -> list[str]:
-    """The shared libraries that a module names, and the folders in which it looks for them."""
-    told = subprocess.run(["readelf", "-d", module], check=True, capture_output=True, text=True).stdout
-    return re.findall(r"\((?:NEEDED|RPATH|RUNPATH)\).*\[(.*)\]", told)
+    """Returns the shared libraries that a module names, and the folders in which it looks for them."""
+    output = subprocess.run(["readelf", "-d", module], check=True, capture_output=True, text=True).stdout
+    return re.findall(r"\((?:NEEDED|RPATH|RUNPATH)\).*\[(.*)\]", output)
 
 
 def unexpected_libraries(module: Path) -> list[str]:
-    """Those of them that are not a part of every Linux."""
+    """Returns those of them that not every Linux has."""
     return [name for name in needed_libraries(module) if not OF_THE_SYSTEM.fullmatch(name)]
 
 
 def missing_in_manylinux(module: Path) -> list[str]:
-    """Functions of glibc that the oldest system of our wheels, which has glibc 2.28, lacks: a build fails there."""
-    told = subprocess.run(["readelf", "-W", "--dyn-syms", module], check=True, capture_output=True, text=True).stdout
-    versioned = re.findall(r"UND (\w+)@GLIBC_2\.(\d+)", told)
+    """Returns the functions that glibc 2.28 lacks, which is that of manylinux_2_28: there a build fails."""
+    output = subprocess.run(["readelf", "-W", "--dyn-syms", module], check=True, capture_output=True, text=True).stdout
+    versioned = re.findall(r"UND (\w+)@GLIBC_2\.(\d+)", output)
     return sorted(
         f"{name} of glibc 2.{minor}" for name, minor in versioned if int(minor) > 28 and not MOVED.match(name)
     )
 
 
 def paths_inside(data: bytes) -> list[str]:
-    """Absolute paths of a machine in a built module: its bytes would depend on where it was built."""
+    """Returns the absolute paths in a module. With one, its bytes depend on the folder in which it was built."""
     found = re.findall(rb"/(?:tmp|root|home|work|project|opt|usr/include)/[\w./+-]+", data)
     return sorted({path.decode() for path in found})
 
@@ -122,7 +122,7 @@ def check_install(folder: Path, torch: str) -> bool:
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as name:
         environment = Path(name)
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-        # No folder with a compiler; what the dynamic linker is told is not inherited either.
+        # PATH has no folder with a compiler. Other variables, such as LD_LIBRARY_PATH, are not inherited.
         alone = {"PATH": str(environment / "bin"), "HOME": name, "LANG": "C.UTF-8"}
         alone |= {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
         assert shutil.which("g++", path=alone["PATH"]) is None
@@ -133,12 +133,12 @@ def check_install(folder: Path, torch: str) -> bool:
 
 
 def files_of_the_project() -> list[str]:
-    """The files that git knows or would add."""
-    told = subprocess.run(
+    """Returns the files that git knows or would add."""
+    output = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         check=True, capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
-    return [name for name in told.stdout.splitlines() if (ROOT / name).is_file()]
+    return [name for name in output.stdout.splitlines() if (ROOT / name).is_file()]
 
 
 def check_again(folder: Path) -> bool:

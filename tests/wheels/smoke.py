@@ -24,14 +24,20 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_the_readme() -> str:
-    """Runs the first snippet of the README; returns the first line of its report."""
+    """Runs the first snippet of the README; returns the first line of its report.
+
+    Other products may be there besides those of the model: torch 2.8 imports Dynamo for an optimizer, and while it is
+    imported it tries each operator.
+    """
     snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     assert snippet is not None
     printed = io.StringIO()
     with redirect_stdout(printed):
         exec(compile(snippet[1], "README.md", "exec"), {"__name__": "__main__"})
     hmp.restore()
-    return printed.getvalue().partition("\n")[0]
+    report = printed.getvalue()
+    assert re.search(r"^linear +bf16 +listed, \S+ +6 ", report, re.MULTILINE), report
+    return report.partition("\n")[0]
 
 
 def log_one_call(folder: str) -> dict[str, object]:
@@ -47,7 +53,6 @@ def main() -> None:
     where = Path(habana_mp.__file__).parent
     assert ROOT not in where.parents or where.parent != ROOT, f"{where} is the checkout, not an installed package"
     headline = run_the_readme()
-    assert headline.startswith("All 6 products ran in bf16."), headline
     with tempfile.TemporaryDirectory() as folder:
         line = log_one_call(folder)
     assert "mm" in str(line), line
