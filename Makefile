@@ -101,7 +101,7 @@ wheel: $(WHEEL)/.packages
 	rm -rf dist
 	$(WHEEL)/bin/python -m build --outdir dist .
 	$(WHEEL)/bin/python tests/wheels/check.py contents dist
-	$(WHEEL)/bin/validate-pyproject --quiet pyproject.toml
+	$(WHEEL)/bin/validate-pyproject pyproject.toml
 	test $$($(WHEEL)/bin/cibuildwheel --print-build-identifiers --platform linux | grep -c manylinux) = 8
 
 # The wheel beside torch, in an empty environment without a compiler: the README's first snippet.
