@@ -113,8 +113,8 @@ def make_environment(python: Path, torch: str, wheel: Path, environment: Path) -
     run_quietly([environment / "bin" / "pip", *again], "installing the wheel")
 
 
-def run_tests(environment: Path, workers: int) -> tuple[int, int]:
-    """Returns how many tests passed, and how many failed."""
+def run_tests(environment: Path, workers: int) -> tuple[int, list[str]]:
+    """Runs the tests; returns how many passed, and which failed."""
     log = Path(f"{environment}.log")
     project = environment / "project"
     copy_tests(project)
@@ -126,13 +126,16 @@ def run_tests(environment: Path, workers: int) -> tuple[int, int]:
             stdout=output, stderr=subprocess.STDOUT, check=False, cwd=project,
             env=os.environ | {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}"},
         )  # fmt: skip
+    return count(log)
+
+
+def count(log: Path) -> tuple[int, list[str]]:
+    """Returns from pytest's output how many tests passed, and which failed."""
     text = log.read_text("utf-8")
-    counts = {
-        what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|errors?)\b", text.splitlines()[-1])
-    }
-    if not counts.get("passed"):
+    passed = re.search(r"(?:^|[ ,])(\d+) passed\b", text.splitlines()[-1])
+    if passed is None:
         raise CannotTryError(f"no test passed: see {log}")
-    return counts["passed"], counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
+    return int(passed[1]), re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
 
 
 def read_results() -> dict[str, dict[str, object]]:
@@ -183,9 +186,9 @@ def try_python(release: str, torches: Sequence[str], options: argparse.Namespace
         except CannotTryError as error:
             print(f"{line}not tried: {error}", flush=True)
         else:
-            result = {"passed": passed, "failed": failed, "date": datetime.date.today().isoformat()}
+            result = {"passed": passed, "failed": len(failed), "date": datetime.date.today().isoformat()}
             RESULTS.write_text(json.dumps(read_results() | {f"{release} {torch}": result}, indent=1), "utf-8")
-            print(line + cell(result), flush=True)
+            print("\n  ".join([line + cell(result), *failed]), flush=True)
         if not options.keep:
             shutil.rmtree(environment, ignore_errors=True)
 
