@@ -70,6 +70,7 @@ def test_importing_habana_mp_imports_no_framework() -> None:
 def test_the_callback_switches_trainers_autocast_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     args = TrainingArguments("out", bf16=True, use_cpu=True)
     logging.getLogger("transformers").propagate = True
+    caplog.set_level(logging.WARNING, "transformers")  # other tests may have chosen another one
     MixedPrecisionCallback(args)
     assert "Trainer's own autocast (bf16=True) is switched off" in caplog.text
     assert (args.bf16, args.mixed_precision) == (False, "no")

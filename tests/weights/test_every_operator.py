@@ -275,6 +275,8 @@ class Prepared:
         with hmp.disable_casts():
             expected = self.use(self.weight.detach().clone().bfloat16())
         is_right = torch.equal(result.nan_to_num(), expected.nan_to_num())
+        if self.weight.untyped_storage().nbytes() < self.weight.nbytes:  # the memory behind it is anybody's
+            return ""
         return "" if is_right else "its kept cast is not that of its values"
 
     def use(self, weight: torch.Tensor) -> torch.Tensor:
