@@ -52,8 +52,8 @@ test-slow: $(VENV)/.built
 test-newest: $(NEWEST)/.built
 	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow" tests/rules tests/weights
 
-# Some tests under each release of torch and Python, and the README's table of them. An hour or more for each Python; up
-# to 3 GB are downloaded for each release. ONLY=2.8.0 and PYTHONS="3.11 3.12" take some of them.
+# Some tests under each release of torch and Python, and the README's table of them. Half an hour or more for each
+# Python; up to 3 GB are downloaded for each release. ONLY=2.8.0 and PYTHONS="3.11 3.12" take some of them.
 compatibility:
 	$(PYTHON) tests/compatibility.py $(COMPATIBLE) --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(PYTHONS),--pythons $(PYTHONS))
 

@@ -28,7 +28,7 @@ MARK = "<!-- compatibility table: {} -->"
 #: The releases of Python that the table has.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Tests that depend on torch: the rules of operations, the cached casts of weights, what converting changes and puts
-#: back, and regions. They take ten minutes on two cores.
+#: back, and regions. They take five minutes on two cores.
 TESTS = ("tests/rules", "tests/weights", "tests/install", "tests/regions")
 #: Files that are about the sources and the build, whatever torch is there; the last one needs transformers.
 LEFT_OUT = (
@@ -134,7 +134,7 @@ def count(log: Path) -> tuple[int, list[str]]:
     text = log.read_text("utf-8")
     passed = re.search(r"(?:^|[ ,])(\d+) passed\b", text.splitlines()[-1])
     if passed is None:
-        raise CannotTryError(f"no test passed: see {log}")
+        raise CannotTryError(f"pytest did not come to its end: see {log}")
     return int(passed[1]), re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
 
 
