@@ -134,7 +134,7 @@ def reads_flags_in_place() -> bool:
 
 def looks_inside() -> bool:
     """True if the core can find a tensor's memory and detect writes to it. Otherwise no cast is cached, and before
-    torch 2.10 our kernels neither cast nor step."""
+    torch 2.10 our kernels do not cast."""
 
 def reader() -> str:
     """Returns how tensors are read: ``layout`` or ``attribute``."""

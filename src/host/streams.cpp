@@ -10,8 +10,8 @@ namespace {
 Assumption current_streams{
     "torch.current-stream",
     "at::accelerator::getCurrentStream is called in torch's library, and returns a c10::Stream: a device and a number",
-    "what it takes and returns, by torch's header in releases that are not known; for each device, the number that "
-    "torch.accelerator.current_stream has",
+    "what it takes and returns, by torch's header in releases that are not known; torch.streams-of-accelerators checks "
+    "its results",
     "casts of weights on accelerators are not kept"};
 
 // c10::Stream, a class that C++ returns in two registers.

@@ -55,6 +55,13 @@ def test_a_scalar_beyond_the_lower_precision_saturates(converted: Converter, nam
         assert result.abs().max() == limit
 
 
+def test_a_bfloat16_number_beyond_float16_saturates(converted: Converter) -> None:
+    x, number = M.half(), torch.tensor(-1e38, dtype=BF16)
+    converted(dtype=FP16)
+    result = x.masked_fill(x > 0.5, number)
+    assert (result.dtype, result.min().item()) == (FP16, torch.finfo(FP16).min)
+
+
 HIDDEN = torch.tensor([0.0, 1.0, 1.0, 0.0])
 MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "x * number": lambda x: x * SMALLEST,
