@@ -103,7 +103,7 @@ def counts_in(folder: Path) -> dict[str, dict[str, int]]:
     return counts
 
 
-#: What can be counted instead of calls.
+#: The options that count something else than calls.
 MODES = {
     "steps": "short training steps",
     "rules": "calls beside a module that rules name",

@@ -275,7 +275,7 @@ class Prepared:
         with hmp.disable_casts():
             expected = self.use(self.weight.detach().clone().bfloat16())
         is_right = torch.equal(result.nan_to_num(), expected.nan_to_num())
-        if self.weight.untyped_storage().nbytes() < self.weight.nbytes:  # the memory behind it is anybody's
+        if self.weight.untyped_storage().nbytes() < self.weight.nbytes:  # other objects use the memory behind it
             return ""
         return "" if is_right else "its kept cast is not that of its values"
 

@@ -1,4 +1,4 @@
-"""What the core asks of torch's accelerator, and graphs of its operations."""
+"""Functions about torch's accelerator that the core calls, and a patch of its graphs."""
 
 from __future__ import annotations
 
