@@ -127,12 +127,12 @@ const Makers untimed_makers{&make_cast, &convert_values};
 Makers makers = untimed_makers;
 
 Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
-  if (from == Kind::bf16 && to == Kind::f16) {  // bfloat16 has no value at the end of float16's range
+  if (from != Kind::f32) {  // bfloat16 has no value at the end of float16's range
     const Owned wide = cast_by_torch(tensor, Kind::f32);
     return wide ? cast_saturated(wide.get(), Kind::f32, to, seen) : nullptr;
   }
   // To read a value from a device, the processor would have to wait.
-  if (from == Kind::f32 && *number_in_range && host::is_off_cpu(tensor)) {
+  if (*number_in_range && host::is_off_cpu(tensor)) {
     const Owned function = Owned::borrowed(number_in_range->get());
     const Owned made(PyObject_CallFunction(function.get(), "Od", tensor, largest(to)));
     return made ? cast(made.get(), from, to, seen) : nullptr;

@@ -98,8 +98,9 @@ class GraphsOfAccelerators(Patch):
         for graph in _classes_of_graphs() if self._is_installed else ():
             if graph not in self._followed:
                 self._followed.add(graph)
-                for name, notice in _NOTICES.items():
-                    self._exchanged.exchange(graph, name, notice(getattr(graph, name)))
+                for name, (notice, even_after_errors) in _NOTICES.items():
+                    noticed = _followed_by(getattr(graph, name), notice, even_after_errors)
+                    self._exchanged.exchange(graph, name, noticed)
 
 
 graphs_of_accelerators = GraphsOfAccelerators()
@@ -122,35 +123,24 @@ def _classes_of_graphs() -> Iterator[type]:
                 yield one
 
 
-def _noticing_begin(begin: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(begin)
-    def capture_begin(*args: Any, **kwargs: Any) -> Any:
-        result = begin(*args, **kwargs)
-        _core.weights_capture_begins()
-        return result
-
-    return capture_begin
-
-
-def _noticing_end(end: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(end)
-    def capture_end(*args: Any, **kwargs: Any) -> Any:
+def _followed_by(method: Callable[..., Any], notice: Callable[[], Any], even_after_errors: bool) -> Callable[..., Any]:
+    @wraps(method)
+    def method_and_notice(*args: Any, **kwargs: Any) -> Any:
         try:
-            return end(*args, **kwargs)
-        finally:
-            _core.weights_capture_ends()
-
-    return capture_end
-
-
-def _noticing_replay(replay: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(replay)
-    def replay_and_notice(*args: Any, **kwargs: Any) -> Any:
-        result = replay(*args, **kwargs)
-        _core.weights_doubt_all()
+            result = method(*args, **kwargs)
+        except BaseException:
+            if even_after_errors:
+                notice()
+            raise
+        notice()
         return result
 
-    return replay_and_notice
+    return method_and_notice
 
 
-_NOTICES = {"capture_begin": _noticing_begin, "capture_end": _noticing_end, "replay": _noticing_replay}
+# What the core is told after each method, and whether also after an error of it.
+_NOTICES = {
+    "capture_begin": (_core.weights_capture_begins, False),
+    "capture_end": (_core.weights_capture_ends, True),
+    "replay": (_core.weights_doubt_all, False),
+}
