@@ -498,7 +498,7 @@ def weights_capture_begins() -> None:
 def weights_capture_ends() -> None: ...
 def is_capturing() -> bool: ...
 def current_stream(device: int, /) -> int | None:
-    """Returns the number of the current stream of a device of torch's accelerator; None if it cannot be told."""
+    """Returns the number of the current stream of a device of torch's accelerator; None if it is unknown."""
 
 def weights_set_root_of_memory_files(root: str) -> None:
     """For tests: sets the root of the system's files about free memory. An empty string stands for the real files."""

@@ -1,7 +1,7 @@
 """The diagnosis of a step: finds the operations that are harmful in lower precision.
 
 The step runs in float32, then in mixed precision, where each lowered operation is also computed in float32. If the step
-deviates by more than the model's own noise, it runs again for each suspected operation, with this operation in float32.
+deviates by more than is allowed, it runs again for each suspected operation, with this operation in float32.
 If this removes the deviation, the operation is harmful.
 """
 
@@ -59,7 +59,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """True if nothing deviates by more than the model's own noise."""
+        """True if nothing deviates by more than is allowed."""
         return bool(self.excess) and not self.findings and worst(self.excess) <= 1 and worst(self.compiled_excess) <= 1
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Diagnosis:
             result = f"{many} harmful in lower precision{worst_first}."
         elif worst(self.excess) <= 1:
             healthy = "Healthy: the step" if worst(self.compiled_excess) <= 1 else "Eager code is healthy: it"
-            result = f"{healthy} deviates from float32 by no more than the model's own noise."
+            result = f"{healthy} deviates from float32 by no more than is allowed."
         else:
             what = max(self.excess, key=lambda one: self.excess[one])
             result = (
@@ -106,7 +106,7 @@ class Diagnosis:
         if not self.compiled_excess:
             return ""
         if worst(self.compiled_excess) <= 1:
-            return " Compiled code agrees with eager code within this noise."
+            return " Compiled code deviates from eager code by no more than is allowed."
         what = max(self.compiled_excess, key=lambda one: self.compiled_excess[one])
         times = f"{self.compiled_excess[what]:.3g}"
         text = f" In compiled code, {what} deviates from eager code by {times} times what is allowed"

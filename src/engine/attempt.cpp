@@ -47,7 +47,7 @@ CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, bool records, 
     noted.count_autocast_cast(value, to, count);
   }
   // Without gradients the CPU's casts reuse memory. An accelerator's casts are timed only if the core makes them.
-  const bool is_best_here = autocast == &host::detail::on_cpu ? records : !tensor::are_casts_timed();
+  const bool is_best_here = autocast == &host::autocast_on_cpu ? records : !tensor::are_casts_timed();
   if (autocast == nullptr || !is_best_here) return {};
   if (!host::may_cast_inside(*autocast) || host::is_intercepted()) return {};
   if (everything) context = noted;
@@ -55,7 +55,7 @@ CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, bool records, 
 }
 
 Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to,
-                           const host::Autocast& autocast = host::detail::on_cpu) {
+                           const host::Autocast& autocast = host::autocast_on_cpu) {
   const host::CastsInside on(to, autocast);
   return Owned(call_without_modes(target, arguments));
 }

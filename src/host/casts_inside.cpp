@@ -54,7 +54,7 @@ bool agree_with_python() {
   if (!list) return false;
   const ScalarType dtype = functions.dtype.ask(cpu);
   PyObject* const seen = PyList_GET_ITEM(list.get(), 1);
-  return detail::on_cpu.enabled.is_on() == (PyList_GET_ITEM(list.get(), 0) == Py_True) &&
+  return autocast_on_cpu.enabled.is_on() == (PyList_GET_ITEM(list.get(), 0) == Py_True) &&
          functions.is_cache_enabled() == (PyList_GET_ITEM(list.get(), 2) == Py_True) &&
          (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
 }
@@ -75,8 +75,8 @@ bool are_set() {
 
 }  // namespace
 
-Autocast detail::on_cpu;
-Autocast detail::on_accelerator;
+Autocast autocast_on_cpu;
+Autocast autocast_on_accelerator;
 
 void bind_casts_inside() {
   constexpr const char* header = "ATen/autocast_mode.h";
@@ -86,12 +86,12 @@ void bind_casts_inside() {
   find({"libtorch_cpu.so", "_ZN2at8autocast26set_autocast_cache_enabledEb", header,
         "void set_autocast_cache_enabled(bool enabled);"},
        functions.set_cache_enabled);
-  detail::on_cpu.enabled = autocast_flag(cpu);
+  autocast_on_cpu.enabled = autocast_flag(cpu);
   const bool found = casts_inside.holds_by([] {
-    return can_look_inside() && detail::on_cpu.enabled.is_known() && functions.are_complete() && agree_with_python() &&
+    return can_look_inside() && autocast_on_cpu.enabled.is_known() && functions.are_complete() && agree_with_python() &&
            are_set();
   });
-  detail::on_cpu.is_usable = found;
+  autocast_on_cpu.is_usable = found;
   clear_error();
 }
 
@@ -127,22 +127,22 @@ static const Autocast* ask_for_accelerator(PyObject* tensor) {
   if (number < 0) return nullptr;
   const auto type = static_cast<std::int8_t>(number);
   const DeviceFlag flag = autocast_flag(type);
-  detail::on_accelerator = {flag.is_known(), type, flag};
-  return detail::on_accelerator.is_usable ? &detail::on_accelerator : nullptr;
+  autocast_on_accelerator = {flag.is_known(), type, flag};
+  return autocast_on_accelerator.is_usable ? &autocast_on_accelerator : nullptr;
 }
 
 const Autocast* autocast_for(PyObject* tensor) {
-  if (!detail::on_cpu.is_usable || !is_plain_tensor(tensor)) return nullptr;
+  if (!autocast_on_cpu.is_usable || !is_plain_tensor(tensor)) return nullptr;
   if (keys_of(tensor) == inside.plain) [[likely]]
-    return &detail::on_cpu;
-  if (is_plain_on_accelerator(tensor)) return detail::on_accelerator.is_usable ? &detail::on_accelerator : nullptr;
+    return &autocast_on_cpu;
+  if (is_plain_on_accelerator(tensor)) return autocast_on_accelerator.is_usable ? &autocast_on_accelerator : nullptr;
   if (!*autocast_of_accelerator || !is_off_cpu(tensor)) return nullptr;
   return ask_for_accelerator(tensor);
 }
 
 bool may_cast_inside(const Autocast& autocast) noexcept { return autocast.is_usable && !autocast.enabled.is_on(); }
 
-bool autocast_is_off() noexcept { return !detail::on_cpu.enabled.is_on(); }
+bool autocast_is_off() noexcept { return !autocast_on_cpu.enabled.is_on(); }
 
 CastsInside::CastsInside(Kind to, const Autocast& autocast) noexcept
     : autocast_(autocast),

@@ -19,10 +19,8 @@ struct Autocast {
   DeviceFlag enabled;
 };
 
-namespace detail {
-extern Autocast on_cpu;
-extern Autocast on_accelerator;
-}  // namespace detail
+extern Autocast autocast_on_cpu;
+extern Autocast autocast_on_accelerator;
 
 // Sets the Python function that takes a tensor which is not on the CPU. It returns the number of its device's type if
 // torch.autocast for this type casts the inputs of products, -1 if it does not, or None if the device is not torch's
@@ -31,22 +29,22 @@ void set_autocast_of_accelerator(PyObject* function) noexcept;
 
 // True for a plain dense tensor on the CPU. False if that is unknown.
 inline bool is_plain_on_cpu(PyObject* tensor) noexcept {
-  return detail::on_cpu.is_usable && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
+  return autocast_on_cpu.is_usable && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
 }
 
-// Returns the torch.autocast that can and would cast this input, a plain dense tensor. Null if there is none.
+// Returns the torch.autocast that can and would cast this input, a plain dense tensor. Null if no autocast would.
 const Autocast* autocast_for(PyObject* tensor);
 
 // True if the user's own autocast for the CPU is off in this thread. If it is on, it takes precedence.
 bool autocast_is_off() noexcept;
 
 // True if CastsInside may be used in this thread, for the CPU or for this device.
-bool may_cast_inside(const Autocast& autocast = detail::on_cpu) noexcept;
+bool may_cast_inside(const Autocast& autocast = autocast_on_cpu) noexcept;
 
 // Switches torch.autocast on in this thread during its lifetime, and then restores the former state.
 class CastsInside {
  public:
-  explicit CastsInside(Kind to, const Autocast& autocast = detail::on_cpu) noexcept;
+  explicit CastsInside(Kind to, const Autocast& autocast = autocast_on_cpu) noexcept;
   ~CastsInside();
   CastsInside(const CastsInside&) = delete;
   CastsInside& operator=(const CastsInside&) = delete;

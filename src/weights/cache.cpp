@@ -97,24 +97,30 @@ bool find_values(Entry& entry, PyObject* weight) {
   if (!entry.size) throw std::bad_alloc();
   entry.elements = elements;
   const auto last = static_cast<std::int64_t>(sample_count - 1);
+  static constexpr std::uint32_t unread = 0;
   for (std::size_t i = 0; i < sample_count; ++i) {
     const std::int64_t place = (elements - 1) / last * static_cast<std::int64_t>(i) +
                                (elements - 1) % last * static_cast<std::int64_t>(i) / last;
-    static constexpr std::uint32_t unread = 0;
     entry.sampled[i] = entry.device == on_cpu ? static_cast<const std::uint32_t*>(geometry.values) + place : &unread;
   }
   entry.geometry = std::move(geometry);
   return true;
 }
 
-// Returns how many bytes are free on an accelerator; 0 if it does not tell.
-std::uint64_t free_memory_of_accelerator(int device) {
-  const Owned function = Owned::borrowed_or_null(settings->free_memory.get());
-  const Owned free(function ? PyObject_CallFunction(function.get(), "i", device) : nullptr);
-  const std::uint64_t bytes = free ? PyLong_AsUnsignedLongLong(free.get()) : 0;
+// Returns the number that a Python function gives for this argument, or `otherwise` if there is no function or it fails.
+std::int64_t number_from(const Owned& function, PyObject* argument, std::int64_t otherwise) {
+  const Owned kept = Owned::borrowed_or_null(function.get());
+  const Owned given(kept && argument != nullptr ? PyObject_CallOneArg(kept.get(), argument) : nullptr);
+  const std::int64_t number = given ? PyLong_AsLongLong(given.get()) : otherwise;
   const bool failed = PyErr_Occurred() != nullptr;
   clear_error();
-  return failed ? 0 : bytes;
+  return failed ? otherwise : number;
+}
+
+// Returns how many bytes are free on an accelerator; 0 if it does not tell.
+std::uint64_t free_memory_of_accelerator(int device) {
+  const Owned number(PyLong_FromLong(device));
+  return static_cast<std::uint64_t>(number_from(settings->free_memory, number.get(), 0));
 }
 
 // True if a further cast of this size may be cached on this device.
@@ -124,14 +130,11 @@ bool limit_allows(int device, std::uint64_t bytes) {
       bytes, [device] { return device == on_cpu ? host::free_memory() : free_memory_of_accelerator(device); });
 }
 
-// Returns the number of the accelerator on which this weight is; -1 if casts cannot be cached on its device.
+// Returns the number of the accelerator on which this weight is.
 int accelerator_of(PyObject* weight) {
-  if (!host::can_view_on_devices()) return -1;
-  const Owned function = Owned::borrowed_or_null(settings->accelerator_of.get());
-  const Owned number(function ? PyObject_CallOneArg(function.get(), weight) : nullptr);
-  const long found = number ? PyLong_AsLong(number.get()) : -1;
-  clear_error();
-  return static_cast<int>(found);
+  if (!host::can_view_on_devices()) return on_no_accelerator;
+  const auto number = static_cast<int>(number_from(settings->accelerator_of, weight, on_no_accelerator));
+  return number < 0 ? on_no_accelerator : number;
 }
 
 // True if something has the weight's memory and not its version counter. The number of owners alone does not show it: a
@@ -144,7 +147,7 @@ bool has_alias(Entry& entry, PyObject* weight) {
 // Returns the reason why no cast of this weight may be cached now.
 std::optional<Refusal> reason_to_refuse(Entry& entry, PyObject* weight, const Snapshot& now) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
-  if (entry.device == on_cpu && host::is_off_cpu(weight)) return Refusal::device;
+  if (entry.device == on_no_accelerator) return Refusal::device;
   if (entry.device == on_cpu && !host::is_known_memory(now.storage)) return Refusal::memory;
   if (has_alias(entry, weight)) return Refusal::held;
   if (entry.is_lent && !host::holds_its_memory_alone(weight)) return Refusal::lent;
@@ -457,15 +460,25 @@ void lend(const char* storage) noexcept {
   for_storage(storage, [](Entry& entry) { entry.is_lent = true; });
 }
 
-void drop_trained() {
-  if (cache().entries.empty()) return;
-  std::vector<std::shared_ptr<Entry>> trained;  // to drop a cast may run other code
+namespace {
+
+// Returns the entries that this function chooses: to drop a cast may run other code, which may change the cache.
+template <class Chooses>
+std::vector<std::shared_ptr<Entry>> entries_that(Chooses&& chooses) {
+  std::vector<std::shared_ptr<Entry>> chosen;
   for (const auto& [key, entry] : cache().entries) {
-    if (!host::requires_grad(entry->weight)) continue;
-    ++entry->doubts;  // another thread may be making its cast
-    if (entry->cast) trained.push_back(entry);
+    if (chooses(*entry)) chosen.push_back(entry);
   }
-  for (const auto& entry : trained) entry->drop();
+  return chosen;
+}
+
+}  // namespace
+
+void drop_trained() {
+  for (const auto& entry : entries_that([](const Entry& one) { return host::requires_grad(one.weight); })) {
+    ++entry->doubts;  // another thread may be making its cast
+    entry->drop();
+  }
 }
 
 void capture_begins() noexcept { ++captures; }
@@ -474,10 +487,7 @@ bool is_capturing() noexcept { return captures != 0; }
 
 bool gives_memory_back() {
   if (!host::is_out_of_memory_error()) return false;
-  std::vector<std::shared_ptr<Entry>> dropped;  // to drop a cast may run other code
-  for (const auto& [key, entry] : cache().entries) {
-    if (entry->device != on_cpu && entry->cast) dropped.push_back(entry);
-  }
+  const auto dropped = entries_that([](const Entry& one) { return one.device >= 0 && one.cast; });
   if (dropped.empty()) return false;
   clear_error();
   for (const auto& entry : dropped) {

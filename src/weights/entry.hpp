@@ -29,6 +29,7 @@ using Samples = std::array<std::uint32_t, sample_count>;
 
 // In place of an accelerator's number.
 constexpr int on_cpu = -1;
+constexpr int on_no_accelerator = -2;  // on a device on which no casts are cached
 
 enum class Layout : std::uint8_t {
   plain,    // a tensor with the weight's sizes and strides

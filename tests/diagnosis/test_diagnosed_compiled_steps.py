@@ -156,7 +156,7 @@ def test_a_healthy_compiled_model_has_no_finding() -> None:
     found = hmp.diagnose(step)
     assert found.healthy, found
     assert found.compiled_excess
-    assert found.headline.endswith("Compiled code agrees with eager code within this noise.")
+    assert found.headline.endswith("Compiled code deviates from eager code by no more than is allowed.")
 
 
 def test_with_the_bits_of_eager_code_there_is_no_finding() -> None:

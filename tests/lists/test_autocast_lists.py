@@ -212,7 +212,7 @@ def test_a_preset_without_a_release_is_that_of_this_torch(monkeypatch: pytest.Mo
 def test_norms_run_as_under_torch_autocast_in_that_release(device: str, release: str, has_rms_norm: bool) -> None:
     """CUDA and XPU have had layers' norms in float32 in all releases, RMSNorm since 2.12; the CPU has neither."""
     x = torch.randn(4, 8, dtype=BF16)
-    with hmp.autocast("cpu", preset=f"torch-{device}@{release}"):
-        assert torch.nn.RMSNorm(8, dtype=BF16)(x).dtype is (FP32 if has_rms_norm and device != "cpu" else BF16)
-        assert torch.nn.LayerNorm(8, dtype=BF16)(x).dtype is (BF16 if device == "cpu" else FP32)
-        assert torch.nn.RMSNorm(8)(x.float()).dtype is FP32
+    hmp.convert(preset=f"torch-{device}@{release}")
+    assert torch.nn.RMSNorm(8, dtype=BF16)(x).dtype is (FP32 if has_rms_norm and device != "cpu" else BF16)
+    assert torch.nn.LayerNorm(8, dtype=BF16)(x).dtype is (BF16 if device == "cpu" else FP32)
+    assert torch.nn.RMSNorm(8)(x.float()).dtype is FP32
