@@ -100,7 +100,13 @@ def test_a_block_that_protects_itself_takes_what_was_lowered_outside(name: str, 
     expected = PROTECTED[name](x.float(), N)
     (gradient,) = torch.autograd.grad(expected.sum(), x)
     hmp.convert()
-    result = (protected if backend is None else torch.compile(protected, backend=backend))(x)
+    if backend is not None:
+        protected = torch.compile(protected, backend=backend)
+    if (backend, name) == ("aot_eager", "sum of products") and torch.__version__ < "2.9":
+        with pytest.raises(RuntimeError, match="scalar type"):  # it compiles a product of two precisions
+            protected(x)
+        return
+    result = protected(x)
     assert torch.equal(result, expected)
     assert torch.equal(torch.autograd.grad(result.sum(), x)[0], gradient)
 
