@@ -8,6 +8,7 @@ until `_MOST_RUNS` runs are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 
 from habana_mp.diagnosis.findings import Finding, finding
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
@@ -31,6 +32,7 @@ class Search:
     def __init__(self, runs: Runs, exact: Outcome, tolerances: Tolerances, found: Deviations) -> None:
         self._runs, self._exact, self._tolerances, self._found = runs, exact, tolerances, found
         self.count = 0
+        self._begin = perf_counter()
 
     def findings(self, sites: Sequence[Site], step: int, progress: Progress) -> list[Finding]:
         """Returns the findings, the worst first."""
@@ -98,7 +100,11 @@ class Search:
         return finding(sites, before, after, step, is_one_of=is_one_of)
 
     def _tell(self, progress: Progress, what: str) -> None:
-        progress(f"run {self.count + 1} of at most {_MOST_RUNS}, {what}")
+        left = ""
+        if self.count:
+            seconds = (perf_counter() - self._begin) / self.count * (_MOST_RUNS - self.count)
+            left = f" (at most {seconds:.0f} s left)"
+        progress(f"run {self.count + 1} of at most {_MOST_RUNS}{left}, {what}")
 
     def _is_mended(self, found: Deviations) -> bool:
         return worst(self._tolerances.excess(found)) <= 1
