@@ -156,7 +156,8 @@ bool may_tell_more() {
   PyErr_Format(
       PyExc_RuntimeError,
       "habana_mp: a process can have %zu different regions of `hmp.autocast`, and has them. Those with the same "
-      "lists, precision and device type count once, so use fewer lists. (Code that torch.compile or "
+      "lists, precision and device type count once. Use fewer lists, or `hmp.convert`, which can be called with any "
+      "number of them. (Code that torch.compile or "
       "`hmp.op_wrap` runs with the lists silent is one more in each region that it is called in.)",
       meanings_of_dtypes().size() - 1);
   return false;

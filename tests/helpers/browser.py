@@ -36,6 +36,14 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
+#: The page's policy refuses playwright's own way to wait for a condition, which needs `eval`.
+UNTIL_SHOWN = """patience => new Promise((shown, failed) => {
+    setTimeout(() => failed(new Error("the report was not drawn")), patience);
+    const look = () => performance.getEntriesByName("report-shown").length ? shown() : setTimeout(look, 10);
+    look();
+})"""
+
+
 @contextmanager
 def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> Iterator[Page]:
     """Opens the page, and yields it when it is drawn. At the end asserts that it loaded no other file and gave no
@@ -55,7 +63,7 @@ def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> 
     page.on("pageerror", lambda error: complaints.append(str(error)))
     try:
         page.goto(file.as_uri() + fragment)
-        page.wait_for_function("performance.getEntriesByName('report-shown').length === 1")
+        page.evaluate(UNTIL_SHOWN, PATIENCE)
         yield page
         assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
         assert complaints == []
