@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from habana_mp import ops
@@ -33,11 +34,11 @@ def rules_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
 
 
 def in_words(rules: Mapping[str, str], begin: str = ". Write") -> str:
-    """Returns words that say where to write these lines, or an empty text."""
+    """Returns words that say where to write these lines, and the argument of `convert`, or an empty text."""
     if not rules:
         return ""
     lines = ", ".join(f"`{line}`" for line in rules)
-    return f"{begin} {lines} into {_LISTS[next(iter(rules.values()))]}"
+    return f"{begin} {lines} into {_LISTS[next(iter(rules.values()))]}, or give `rules={json.dumps(dict(rules))}`"
 
 
 def _path_of(module: str) -> Path:

@@ -192,14 +192,11 @@ class _Tuning:
     def _faster(self, needed: Sequence[str]) -> list[str]:
         """Returns the operations that make the run faster in float32 than in lower precision."""
         seed = self._seeds[0]
-        low, exact = (_seconds_of(self._runner.rows(rules, seed)) for rules in (tuple(needed), None))
-        whole = sum(low.values())
-        slower = [
-            operation
-            for operation, seconds in low.items()
-            if seconds > _SLOWER * exact.get(operation, seconds) and seconds > _LEAST_SHARE * whole
-        ]
-        lines = sorted(one for one in slower if one not in needed)
+        rows = self._runner.rows(tuple(needed), seed)
+        operations = Candidates(rows, ()).operations()
+        low, exact = _seconds_of(rows), _seconds_of(self._runner.rows((*needed, *operations), seed))
+        least = _LEAST_SHARE * sum(low.values())
+        lines = sorted(one for one in operations if one in exact and low[one] > max(_SLOWER * exact[one], least))
         if not lines:
             return []
         together = (*needed, *lines)

@@ -136,7 +136,8 @@ void note_input(Record& record, PyObject* tensor, Kind wanted) {
   record.from.push_back({maker, 1, casts});
 }
 
-// Returns an event that is recorded now on the device of a tensor or of another event. Null if the device has no events.
+// Returns an event that is recorded now on the device of a tensor or of another event. Null if the device has no
+// events.
 Owned mark_at(PyObject* place) {
   if (place == nullptr || !*mark_on_device) return nullptr;
   const HeldError held;

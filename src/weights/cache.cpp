@@ -107,7 +107,8 @@ bool find_values(Entry& entry, PyObject* weight) {
   return true;
 }
 
-// Returns the number that a Python function gives for this argument, or `otherwise` if there is no function or it fails.
+// Returns the number that a Python function gives for this argument, or `otherwise` if there is no function or it
+// fails.
 std::int64_t number_from(const Owned& function, PyObject* argument, std::int64_t otherwise) {
   const Owned kept = Owned::borrowed_or_null(function.get());
   const Owned given(kept && argument != nullptr ? PyObject_CallOneArg(kept.get(), argument) : nullptr);

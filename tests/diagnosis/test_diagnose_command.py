@@ -97,7 +97,7 @@ def test_the_line_is_named_and_the_report_is_written(script: Path, capsys: pytes
     assert _diagnosed("--preset", "hmp-default", "--step", "2", "--report", "found.json", str(script)) == 1
     shown = capsys.readouterr().out
     assert f"1. `__mul__` at script.py:{LINE} in Net: of inputs from " in shown
-    assert "write `mul @ Net` into the float32 list" in shown
+    assert 'write `mul @ Net` into the float32 list, or give `rules={"mul @ Net": "fp32"}`' in shown
     assert "step" not in shown.split("\n")[-2]
     data = json.loads((script.parent / "found.json").read_text())
     assert data["findings"][0]["line"] == LINE

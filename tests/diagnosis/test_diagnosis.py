@@ -560,7 +560,7 @@ def test_text_json_and_page_have_the_place_the_range_the_harm_and_the_rule(tmp_p
     place = rf"tests/diagnosis/{Path(__file__).name}:{LINE} in Model(#\d+)?: of inputs from "
     assert re.search(rf"^1\. `__mul__` at {place}", text, re.MULTILINE)
     assert "with this line in float32 by" in text
-    assert "write `mul @ Model` into the float32 list" in text
+    assert 'write `mul @ Model` into the float32 list, or give `rules={"mul @ Model": "fp32"}`' in text
     assert found.findings[0].rule == {"mul @ Model": "fp32"}
     assert found.findings[0].kind == "decision"
     found.to_json(tmp_path / "found.json")

@@ -137,13 +137,13 @@ def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
             row("matmul", "fp32", rule="own.txt:3", module="M.a"),
             "product in float32",
             "matmul at train.py:7 (M.a) runs in float32: listed at own.txt:3 (100 calls, 50 % of all time)"
-            ". Write `matmul @ a` into the list of the lower precision",
+            '. Write `matmul @ a` into the list of the lower precision, or give `rules={"matmul @ a": "lower"}`',
         ),
         (
             row("lstm", "fp32", "first_input", rule="rule 4"),
             "product in float32",
             "lstm at train.py:7 runs in float32: first input, rule 4 (100 calls, 50 % of all time)"
-            ". Write `lstm` into the list of the lower precision",
+            '. Write `lstm` into the list of the lower precision, or give `rules={"lstm": "lower"}`',
         ),
         (
             row("fft_rfft", "fp32", "no_kernel"),
@@ -197,7 +197,7 @@ def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
             row("mse_loss", "bf16", "widest", rule="rule 2", seconds=0.001),
             "lower loss",
             "mse_loss at train.py:7 is a loss, and runs in bf16: widest input, rule 2 (100 calls)"
-            ". Write `mse_loss` into the float32 list",
+            '. Write `mse_loss` into the float32 list, or give `rules={"mse_loss": "fp32"}`',
         ),
         (
             row("mul", "unchanged", "library", seconds=0.001),
@@ -245,21 +245,21 @@ def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
             "rounded counts",
             "mul at train.py:7 rounds whole numbers up to 999, and bf16 counts to 256 only (100 calls). Compute it "
             'under hmp.disable_casts(), or start from preset="recommended"'
-            ". Write `mul` into the float32 list",
+            '. Write `mul` into the float32 list, or give `rules={"mul": "fp32"}`',
         ),
         (
             row("matmul", "fp16", rule="fp16.txt:9", noticed={"largest count": 3000.0}, seconds=0.001),
             "rounded counts",
             "matmul at train.py:7 rounds whole numbers up to 3,000, and fp16 counts to 2,048 only (100 calls). Compute "
             "it under hmp.disable_casts()"
-            ". Write `matmul` into the float32 list",
+            '. Write `matmul` into the float32 list, or give `rules={"matmul": "fp32"}`',
         ),
         (
             row("cos", "fp32", rule="fp32.txt:9", noticed={"largest angle": 1000.0}, seconds=0.001),
             "rounded angles",
             "cos at train.py:7 is given angles up to 1,000, which bf16 holds to 2 radians only (100 calls). Compute it "
             "under hmp.disable_casts()"
-            ". Write `cos` into the float32 list",
+            '. Write `cos` into the float32 list, or give `rules={"cos": "fp32"}`',
         ),
         (
             row("long", "bf16", "unlisted", noticed={"largest count": 300.0}, seconds=0.001),
@@ -272,7 +272,7 @@ def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
             "carried state",
             "add at train.py:7 gives what a module keeps from step to step in bf16, where small changes get lost "
             "(100 calls). Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32"
-            ". Write `add` into the float32 list",
+            '. Write `add` into the float32 list, or give `rules={"add": "fp32"}`',
         ),
         (
             row("batch_norm", "bf16", "first_input", noticed={"in lower statistics": 9}, seconds=0.001),
@@ -285,7 +285,7 @@ def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
             "loss in lower precision",
             "mean at train.py:7 gives the loss in bf16, and a backward begins there (100 calls). Compute it in "
             "float32: call .float() on what it is computed from"
-            ". Write `mean` into the float32 list",
+            '. Write `mean` into the float32 list, or give `rules={"mean": "fp32"}`',
         ),
         (
             row("mul", "unchanged", "ineligible", noticed={"with float64": 9}, seconds=0.001, module="M"),
@@ -306,7 +306,7 @@ def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_tw
     assert (one.kind, one.text) == (
         "too small",
         "matmul at train.py:7 is too small to gain from bf16: its casts take 40 % of its time "
-        "(100 calls, 50 % of all time). Write `matmul` into the float32 list",
+        '(100 calls, 50 % of all time). Write `matmul` into the float32 list, or give `rules={"matmul": "fp32"}`',
     )
     assert found(small) == []
 
@@ -369,7 +369,7 @@ def test_a_ping_pong_saves_its_own_casts_and_those_of_its_result() -> None:
         "softmax at train.py:4 runs in fp32 (listed at fp32.txt:2) between linear and matmul in bf16. "
         "Casts there and back take 450.00 ms: they go if it runs in bf16 too; small probabilities then keep few "
         "digits, and a loss must not be computed from them"
-        ". Write `softmax` into the list of the lower precision"
+        '. Write `softmax` into the list of the lower precision, or give `rules={"softmax": "lower"}`'
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp.diagnosis.sites import Site
+from habana_mp.reporting.records import Row
+from habana_mp.tuning.configurations import Rules
+from habana_mp.tuning.tune import _RunsHere, tuned_by
 
 FULL = torch.rand(4, 4) + 0.5
 
@@ -132,7 +138,8 @@ def test_the_written_lists_give_the_same_value_and_tell_their_reasons(tmp_path: 
     assert _value(0) == found.values[0][1]
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("habana_mp.tuning.tune._SLOWER", math.inf)  # times of operations are measured again
     path = tmp_path / "tuning.json"
     first = hmp.tune(_value, _is_close, seeds=(0,), path=path)
     run = _counted(_value)
@@ -223,3 +230,52 @@ def test_a_file_of_another_tuning_is_refused(tmp_path: Path) -> None:
         hmp.tune(lambda seed: 1.0, lambda value, exact: True, seeds=(0,), path=path)
     with pytest.raises(TypeError, match="`run` must return numbers"):
         hmp.tune(lambda seed: FULL, lambda value, exact: True, seeds=(0,), path=tmp_path / "other.json")
+
+
+# ---- what is faster in float32 ---------------------------------------------------------------------------------------
+
+
+class _Slower:
+    """Runs in which lower precision makes `linear` slower, and `mm` faster. `seconds` is the time of a whole run."""
+
+    workers, preset, lower = 1, "hmp-default", "bf16"
+
+    def __init__(self, seconds: Callable[[Rules], float]) -> None:
+        self._seconds = seconds
+
+    def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
+        return 1.0, self._seconds(rules)
+
+    def rows(self, rules: Rules, seed: int) -> tuple[Row, ...]:
+        exact = rules or ()
+        of_linear = Row("linear", "fp32", 9, 0, 0, seconds=1.0)
+        of_mm = Row("mm", "fp32", 9, 0, 0, seconds=2.0)
+        return (
+            of_linear if "linear" in exact else replace(of_linear, precision="bf16", seconds=1.5),
+            of_mm if "mm" in exact else replace(of_mm, precision="bf16", seconds=1.0),
+        )
+
+    def sites(self, seed: int) -> tuple[Site, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(("saved", "faster"), [(0.5, {"linear": "fp32"}), (0.01, {})])
+def test_an_operation_that_is_faster_in_float32_stays_there_if_the_run_gains(
+    saved: float, faster: dict[str, str]
+) -> None:
+    def seconds(rules: Rules) -> float:
+        return 3.0 - saved if rules is not None and "linear" in rules else 3.0
+
+    found = tuned_by(_Slower(seconds), lambda value, exact: True, seeds=(0,), budget=None, path=None)
+    assert (found.rules, found.faster) == ({}, faster)
+
+
+def test_times_of_operations_are_measured_in_both_precisions() -> None:
+    def run(seed: int) -> float:
+        return float(F.linear(FULL, FULL).sum())
+
+    runner = _RunsHere(run, "hmp-default", "bf16")
+    for rules, precision in (((), "bf16"), (("linear",), "fp32")):
+        (row,) = [one for one in runner.rows(rules, 0) if one.operation == "linear"]
+        assert row.precision == precision
+        assert row.seconds is not None
