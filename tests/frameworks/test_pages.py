@@ -120,7 +120,7 @@ def test_a_training_is_that_of_convert_by_hand_and_near_the_frameworks_own_bf16(
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda one: one.stem)
 def test_a_page_shows_what_is_in_its_script_in_at_most_80_lines(page: Path) -> None:
     assert len(page.read_text("utf-8").splitlines()) <= 80
-    if page.name != "README.md":
+    if page.name not in ("README.md", "ci.md"):  # the tests of pages with commands run the latter
         assert changes(page)
         for name, _ in changes(page):
             assert original(name) != script(name)

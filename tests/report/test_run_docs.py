@@ -43,7 +43,12 @@ def shell(command: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "count"), [("run.md", (8, 1)), pytest.param("worse-than-float32.md", (8, 0), marks=pytest.mark.slow)]
+    ("page", "count"),
+    [
+        ("run.md", (8, 2)),
+        ("how-to/ci.md", (6, 0)),
+        pytest.param("worse-than-float32.md", (8, 0), marks=pytest.mark.slow),
+    ],
 )
 def test_the_commands_and_snippets_print_what_they_say(page: str, count: tuple[int, int], tmp_path: Path) -> None:
     commands = snippets = 0
