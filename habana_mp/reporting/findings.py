@@ -375,11 +375,10 @@ def _is_loss_in_lower(row: Row) -> bool:
 
 def _casts_weight_anew(row: Row) -> bool:
     """True if most calls cast their weight. At most one cast per call is of the input; the others are of the weight or
-    the bias, whose casts may be small ones."""
+    the bias, whose casts may be small ones. In few calls, each may be the first one with its weight."""
     takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
-    return (
-        takes_one_input and row.is_lower and row.phase == "forward" and 2 * (row.casts - row.small) > 3 * row.calls > 3
-    )
+    is_told = row.is_lower and row.phase == "forward" and row.calls >= 10
+    return takes_one_input and is_told and 2 * (row.casts - row.small) > 3 * row.calls
 
 
 def _noticed(what: str, beyond: float = 0) -> Callable[[Row], bool]:

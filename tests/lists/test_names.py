@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import HmpWarning, ListError, hmp, ops
+from habana_mp.ops import written
 from helpers.each import each
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.processes import run_script
@@ -350,3 +351,11 @@ def test_a_users_file_beats_the_default_lists_in_any_spelling(tmp_path: Path, sp
         "nll_loss_nd": lambda: F.nll_loss(MATRIX, torch.tensor([0, 1, 2])),
     }[spelling]
     assert call().dtype is BF16
+
+
+def test_a_module_names_the_same_operation_whatever_ran_before() -> None:
+    modules = [one for one in vars(torch.nn).values() if isinstance(one, type) and issubclass(one, torch.nn.Module)]
+    before = [written._called_by(one) for one in modules]
+    assert ("multi_head_attention_forward",) in before
+    hmp.convert()
+    assert [written._called_by(one) for one in modules] == before

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from habana_mp.common.exchanged_code import remember
 from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools.patch import Patch, Settings
 
@@ -99,11 +100,13 @@ def forwarding_code(
         warnings.simplefilter("ignore", SyntaxWarning)
         module = compile(source, code.co_filename, "exec", dont_inherit=True)
     made = _inner_code(_inner_code(module))
-    return made.replace(
+    made = made.replace(
         co_consts=tuple(call if constant == _PLACEHOLDER else constant for constant in made.co_consts),
         co_firstlineno=code.co_firstlineno,
         co_name=code.co_name,
     )
+    remember(made, code)
+    return made
 
 
 def _inner_code(code: types.CodeType) -> types.CodeType:

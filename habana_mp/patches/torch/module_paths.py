@@ -6,6 +6,7 @@ whose forward runs, or the larger module that holds it if it is called alone, as
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -130,6 +131,9 @@ def forget() -> None:
     """Forgets where modules are, and leaves torch as it was."""
     holders.forget()
     _core.forget_module_names()
+
+
+atexit.register(forget)  # when modules die after that, there is no code left that they could call
 
 
 def outermost_modules() -> list[torch.nn.Module]:
