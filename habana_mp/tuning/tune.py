@@ -30,8 +30,8 @@ from habana_mp.tuning.tuned import Tuned
 
 Run = Callable[[int], Any]
 
-#: An operation counts as slower in lower precision if it takes this many times as long as in float32, and more than
-#: this share of the run.
+#: An operation counts as slower in lower precision if it takes this many times as long as in float32. Together they must
+#: lose more than this share of the run.
 _SLOWER = 1.15
 _LEAST_SHARE = 0.01
 #: The run must become faster by this factor to keep operations in float32 for speed.
@@ -195,12 +195,12 @@ class _Tuning:
         rows = self._runner.rows(tuple(needed), seed)
         operations = Candidates(rows, ()).operations()
         low, exact = _seconds_of(rows), _seconds_of(self._runner.rows((*needed, *operations), seed))
-        least = _LEAST_SHARE * sum(low.values())
-        lines = sorted(one for one in operations if one in exact and low[one] > max(_SLOWER * exact[one], least))
-        if not lines:
-            return []
-        together = (*needed, *lines)
+        saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
         known = self._configurations
+        if sum(saved.values()) < _LEAST_SHARE * known.seconds(tuple(needed)):
+            return []
+        lines = sorted(saved)
+        together = (*needed, *lines)
         if known.passes(together) and known.seconds(together) < _FASTER * known.seconds(tuple(needed)):
             return lines
         return []
