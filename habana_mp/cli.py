@@ -86,8 +86,8 @@ def _parser(script: Any = None) -> tuple[argparse.ArgumentParser, argparse.Argum
     diff = commands.add_parser(
         "diff",
         help="what differs between two reports",
-        epilog="Exit status: 0 the same, 1 something is new, gone, in another precision or for another reason, 2 wrong "
-        "usage. How long calls took is told, and changes no status.",
+        epilog="Exit status: 0 the same, 1 something is new, gone, in another precision, for another reason, or "
+        "with other casts in as many calls, 2 wrong usage. How long calls took is told, and changes no status.",
     )
     diff.add_argument("a", help="a report as JSON, as `habana-mp run --report a.json` writes it")
     diff.add_argument("b", help="the report to compare with it")

@@ -50,10 +50,12 @@ class Pair:
 
     @property
     def change(self) -> str | None:
-        """``"precision"``, ``"reason"``, or None if neither changed."""
+        """``"precision"``, ``"reason"``, ``"casts"`` if as many calls cast more or fewer tensors, or None."""
         if self.a["precision"] != self.b["precision"]:
             return "precision"
-        return "reason" if _compared(self.a) != _compared(self.b) else None
+        if _compared(self.a) != _compared(self.b):
+            return "reason"
+        return "casts" if self.a["calls"] == self.b["calls"] and self.a["casts"] != self.b["casts"] else None
 
     def to_dict(self) -> dict[str, Any]:
         return {"a": self.a, "b": self.b, "occurrence": self.occurrence, "change": self.change, "speed": self.speed}
@@ -70,8 +72,8 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """True if a row is new or gone, or has another precision or another reason. Times and numbers of calls do not
-        count: no two runs take the same time, and a longer run has more calls."""
+        """True if a row is new or gone, or has another precision, another reason, or other casts in as many calls.
+        Times and numbers of calls do not count: no two runs take the same time, and a longer run has more calls."""
         return bool(self.gone or self.new or any(pair.change for pair in self.pairs))
 
     def changed(self, change: str | None) -> list[Pair]:
@@ -112,6 +114,8 @@ class Comparison:
             ("for another reason", self.changed("reason")),
         ):
             lines += _section(title, [f"{_name(pair)}: {_outcome(pair.a)} -> {_outcome(pair.b)}" for pair in pairs])
+        casts = [f"{_name(pair)}: {pair.a['casts']:,} -> {pair.b['casts']:,}" for pair in self.changed("casts")]
+        lines += _section("more or fewer casts in as many calls", casts)
         for speed in ("slower", "faster"):
             lines += _section(f"{speed}, per call", [f"{_name(pair)}: {_times(pair)}" for pair in self.of_speed(speed)])
         for title, rows in (("new in b", self.new), ("gone from a", self.gone)):
@@ -123,6 +127,7 @@ class Comparison:
             "the same": len(self.changed(None)),
             "in another precision": len(self.changed("precision")),
             "for another reason": len(self.changed("reason")),
+            "with other casts": len(self.changed("casts")),
             "new": len(self.new),
             "gone": len(self.gone),
         }
@@ -134,16 +139,17 @@ def compare(a: Given, b: Given) -> Comparison:
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a dict or a file that does not hold a report.
+        ValueError: a dict or a file that does not hold a report, or two reports of different detail.
         OSError: a file that cannot be read.
     """
-    return of_data(_data(a, "a"), _data(b, "b"))
-
-
-def of_data(a: Data, b: Data) -> Comparison:
-    """Compares two reports, given as data."""
-    found = _found(a, b)
-    order = {id(row): i for rows in (a["rows"], b["rows"]) for i, row in enumerate(_in_time(rows))}
+    one, other = _data(a, "a"), _data(b, "b")
+    if one["detail"] != other["detail"]:
+        raise ValueError(
+            f"the reports must have the same detail; got {one['detail']!r} in `a` and {other['detail']!r} in `b`: make "
+            "both with the same `report=` of convert, or `--detail`"
+        )
+    found = _found(one, other)
+    order = {id(row): i for rows in (one["rows"], other["rows"]) for i, row in enumerate(_in_time(rows))}
     return Comparison(
         tuple(sorted(found.pairs, key=lambda pair: order[id(pair.b)])),
         tuple(sorted(found.gone, key=lambda row: order[id(row)])),

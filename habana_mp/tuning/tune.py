@@ -30,8 +30,8 @@ from habana_mp.tuning.tuned import Tuned
 
 Run = Callable[[int], Any]
 
-#: An operation counts as slower in lower precision if it takes this many times as long as in float32. Together they must
-#: lose more than this share of the run.
+#: An operation counts as slower in lower precision if it takes this many times as long as in float32. Such operations
+#: must lose more than this share of the run, all together.
 _SLOWER = 1.15
 _LEAST_SHARE = 0.01
 #: The run must become faster by this factor to keep operations in float32 for speed.

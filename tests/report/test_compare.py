@@ -155,6 +155,20 @@ def test_another_reason_is_told_but_not_another_line_of_the_list() -> None:
     assert hmp.compare(report([a]), report([{**a, "rule": "mine.txt:12"}])).differs
 
 
+def test_other_casts_in_as_many_calls_are_told() -> None:
+    a = row("mul", calls=3, casts=3)
+    found = hmp.compare(report([a]), report([{**a, "casts": 6}]))
+    assert found.differs
+    assert [(one.a["casts"], one.b["casts"]) for one in found.changed("casts")] == [(3, 6)]
+    assert str(found).splitlines() == [
+        "rows: 0 the same, 1 with other casts",
+        "",
+        "more or fewer casts in as many calls:",
+        "  mul: 3 -> 6",
+    ]
+    assert not hmp.compare(report([a]), report([{**a, "calls": 6, "casts": 6}])).differs
+
+
 def test_a_longer_run_is_compared_per_call() -> None:
     found = hmp.compare(report(network()), report(network(steps=100)))
     assert not found.differs
@@ -203,7 +217,9 @@ def test_it_takes_reports_dicts_and_paths(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(report(network())))
     assert not hmp.compare(path, report(network())).differs
-    assert hmp.compare(str(path), first).differs
+    assert hmp.compare(str(path), report([])).differs
+    with pytest.raises(ValueError, match="must have the same detail; got 'lines' in `a` and 'operations' in `b`"):
+        hmp.compare(str(path), first)
 
 
 @pytest.mark.parametrize(
