@@ -3,9 +3,16 @@
 ``import habana_mp as hmp`` and ``from habana_mp import hmp`` give the same functions.
 """
 
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
+if importlib.util.find_spec("habana_mp._core") is None:
+    raise ImportError(
+        f"habana_mp in {os.path.dirname(__file__)} has no built core: it is the source folder, or was built for "
+        "another Python. If the package is installed, run the script in another folder; else run `pip install .` or "
+        "`make build`"
+    )
 from habana_mp import _core, hmp  # noqa: F401  the core first: it raises if torch cannot be imported
 from habana_mp.common.version import __version__ as __version__
 from habana_mp.hmp import (

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -71,3 +74,12 @@ def test_the_table_of_compatibility_says_what_was_not_tried() -> None:
     assert head.startswith("| torch | Python 3.11 |")
     assert old == "| 2.8.0 | 12 passed, 1 failed | not tried | not tried | not tried |"
     assert new == "| 2.13.0 | not tried | not tried | not tried | not tried |"
+
+
+def test_the_source_folder_says_that_it_has_no_core(tmp_path: Path) -> None:
+    package = Path(habana_mp.__file__).parent
+    shutil.copytree(package, tmp_path / "habana_mp", ignore=shutil.ignore_patterns("_core*", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import habana_mp"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert f"ImportError: habana_mp in {tmp_path / 'habana_mp'} has no built core" in done.stderr
