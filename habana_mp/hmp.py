@@ -28,7 +28,7 @@ from habana_mp.policy.exact import exact_code
 from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
-from habana_mp.policy.options import Options, level_of_environment, takes_options
+from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
 from habana_mp.policy.presets import EVERYWHERE, preset_named, with_own
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.reporting import counting
@@ -175,10 +175,11 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, str]:
         start = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(start, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
         return replace(policy_from_lists(lists, options.lower, own, given=given), exact=exact), start.within
+    given_as = f"{LEVEL_VARIABLE}=O0" if level_of_environment() else f'opt_level="{level}"'
     if options.rules and level == "O0":
-        warn('the rules are ignored: opt_level="O0" casts nothing')
+        warn(f"the rules are ignored: {given_as} casts nothing")
     if lower_path or fp32_path or preset:
-        warn(f'the lists are ignored: opt_level="{level}" does not use them')
+        warn(f"the lists are ignored: {given_as} does not use them")
     policy = policy_o2(options.lower, given) if level == "O2" else Policy(lower=options.lower)
     return replace(policy, exact=exact), EVERYWHERE
 

@@ -32,6 +32,8 @@ def line(report: Report, *, by_script: bool) -> str:
         calls[row.precision] = calls.get(row.precision, 0) + row.calls
     if not calls:
         if report.configuration is not None:
+            if report.configuration.get("opt_level") == "O0":
+                return 'opt_level="O0" casts nothing'
             return "no covered operation was called"
         return "the script asked for no mixed precision" if by_script else "`hmp.convert` was not called"
     parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in PRECISIONS if one in calls)]
