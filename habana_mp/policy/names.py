@@ -145,7 +145,7 @@ def operations_of(listed: Listed) -> ops.Resolved | None:
         raise ListError(
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
-    near = _nearest(listed.name)
+    near = nearest(listed.name)
     hint = (
         f"did you mean `{near}`?"
         if near
@@ -166,7 +166,7 @@ def _is_in_place_anyhow(operation: str) -> bool:
 _PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "ops", "aten", "_c", "_nn", "default"))
 
 
-def _nearest(name: str) -> str | None:
+def nearest(name: str) -> str | None:
     """Returns the name that may be meant. The given one may have a prefix that is wrong in torch: `torch.gelu`."""
     parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
     parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]

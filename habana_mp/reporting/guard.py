@@ -63,6 +63,8 @@ class _Search:
         self.lowered: dict[int, Lowered] = {}
         #: The first call that received a NaN which no call made.
         self.received: tuple[Call, Origin] | None = None
+        #: The first call that made a NaN of an infinity which no call made.
+        self.of_infinity: tuple[Call, Origin] | None = None
 
     def remember(self, call: Call) -> None:
         """Remembers the lowered operation that the values of a finite result come from."""
@@ -157,6 +159,8 @@ class _Guarding:
 
     def _text_of_passed(self, search: _Search, weight: str = "") -> str:
         text = guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1)
+        if search.of_infinity is not None:
+            text += guard_texts.of_infinity(*search.of_infinity)
         return text + guard_texts.rank_and_device(own_rank(), self._device)
 
     @property
@@ -227,6 +231,8 @@ class _Guarding:
                 search.infinite.update(map(memory_of, tensors_in(call.result)))
         elif verdict != "written":
             if search is not None:
+                if verdict == "of an infinity" and search.of_infinity is None:
+                    search.of_infinity = (call, here())
                 self._passed_on(search, call)
             elif self._searches < _SEARCHES_BY_CALLS:
                 self._begin_search(f"the result of `{operation}`", here())

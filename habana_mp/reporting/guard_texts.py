@@ -105,6 +105,13 @@ def passed(seen: str, origin: Origin | None, weight: str = "", *, checks_all: bo
     )
 
 
+def of_infinity(call: Call, origin: Origin) -> str:
+    return (
+        f". `{call.operation}` made a NaN of an infinity, {origin}: a number of the code, or a cast such as "
+        "`.to(torch.float16)`, may have made that"
+    )
+
+
 def range_of_float16() -> str:
     """Says how near the values came to the end of the range, if there were any in float16."""
     line = line_of_range(shares_of_range(_core.guarded_largest()))

@@ -16,12 +16,15 @@ from habana_mp import ops
 from habana_mp.policy.lists import read_list
 from habana_mp.policy.lists_diff import difference, meaning_of
 from habana_mp.policy.module_rules import problems_of
-from habana_mp.policy.names import EVERY
+from habana_mp.policy.names import EVERY, nearest
 from habana_mp.policy.precisions import dtype_meant
 from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
+
+#: The operations that operators of Python call.
+_OPERATORS = {"@": "matmul", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow"}
 
 _COMMANDS = ("show", "check", "diff", "find")
 
@@ -69,7 +72,7 @@ def add_parser(commands: Any) -> None:
         diff.add_argument(one, metavar="PRESET|FILE", help="a preset, a list file, or two of them: bf16.txt,fp32.txt")
     diff.set_defaults(of_lists=lambda given: _diff(given.a, given.b))
     find = of_lists.add_parser("find", help="the presets that name an operation, and in which list")
-    find.add_argument("operation", metavar="OPERATION", help="a name as in a list: softmax")
+    find.add_argument("operation", metavar="OPERATION", help="a name as in a list, softmax, or an operator, @")
     find.set_defaults(of_lists=lambda given: _find(given.operation))
 
 
@@ -205,19 +208,24 @@ def _diff(a: str, b: str) -> int:
 
 
 def _find(operation: str) -> int:
-    """Prints the presets that name the operation, however they spell it."""
-    if ops.resolve(operation) is None:
-        print(f"habana-mp: `{operation}` is no operation of this torch", file=sys.stderr)
-        return 2
+    """Prints the presets whose lines mean the operation, however they spell it, or one of a family with it."""
+    operation = _OPERATORS.get(operation, operation)
     wanted = meaning_of(operation)
+    if wanted is None:
+        near = nearest(operation)
+        hint = f"; did you mean `{near}`?" if near else ""
+        print(f"habana-mp: `{operation}` is no operation of this torch{hint}", file=sys.stderr)
+        return 2
     found = [
         (preset.name, part, one.line_text)
         for preset in presets().values()
         for part in _PARTS
         for one in getattr(preset, part)
-        if meaning_of(one.name) == wanted
+        if wanted & (meaning_of(one.name) or frozenset())
     ]
     width = max((len(name) for name, *_ in found), default=0)
     for name, part, line in found:
         print(f"{name:<{width}}  {part:<6}  {line}")
+    if not found:
+        print(f"no preset names `{operation}`")
     return 0 if found else 1

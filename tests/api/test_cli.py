@@ -151,8 +151,13 @@ def test_the_lists_that_name_an_operation_are_found(capsys: pytest.CaptureFixtur
     rows = {tuple(line.split()) for line in capsys.readouterr().out.splitlines()}
     assert {("hmp-default", "fp32", "softmax"), ("torch-cuda", "fp32", "softmax")} <= rows
     assert not [row for row in rows if row[0] == "torch-cpu"]
+    for operator in ("@", "__matmul__"):
+        assert cli.main(["lists", "find", operator]) == 0
+        assert ["recommended", "lower", "matmul"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     assert cli.main(["lists", "find", "kthvalue"]) == 1
+    assert capsys.readouterr().out == "no preset names `kthvalue`\n"
     assert cli.main(["lists", "find", "soft-max"]) == 2
+    assert "did you mean `softmax`?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -272,6 +272,13 @@ def test_a_nan_of_infinities_that_the_code_writes_is_named(guard: Any) -> None:
     assert text.startswith("`softmax` made a NaN in bfloat16 of inputs without a NaN, in Net"), text
 
 
+def test_a_nan_of_an_infinity_that_a_cast_made_is_told_with_its_place() -> None:
+    model = Net(lambda x: (x + torch.full((8,), -3e38).to(x.dtype)).softmax(-1))
+    text = named(lambda: train(model, steps=5), preset="recommended", dtype="fp16", guard=1.0)
+    assert "No operation that the guard sees made them of finite values. `softmax` made a NaN of an infinity" in text
+    assert "or a cast such as `.to(torch.float16)`, may have made that" in text
+
+
 SPOILED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sqrt": lambda x: torch.sqrt(1 - 2 * (x @ x.t())),
     "acos": lambda x: torch.acos(100 * (x @ x.t()).float()),
