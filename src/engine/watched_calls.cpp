@@ -55,7 +55,9 @@ PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
 PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   const Kind kind = first_floating_kind(arguments);
   if (!is_lower(kind) || is_left_alone(arguments)) return call_original(target, arguments);
-  return watched_as_written(target, arguments, {rules::precision_of(kind), Reason::unlisted});
+  const bool is_listed = thread_state.lists_suspended && rule_of_lists(target).action != Action::none;
+  const Reason reason = is_listed ? Reason::suspended : Reason::unlisted;
+  return watched_as_written(target, arguments, {rules::precision_of(kind), reason});
 }
 
 // Counts a call under disable_casts. Without the watch such calls are not counted, and so cost nothing.

@@ -79,7 +79,10 @@ enum ReasonFlag : unsigned {
          "only in the report")                                                                                         \
   REASON(unlisted, "rule 4", none, "", "in no list: runs in its input's precision",                                    \
          "only in the report, and only if calls are watched: neither a list nor a rule names the operation, and its "  \
-         "input is in lower precision")
+         "input is in lower precision")                                                                                \
+  REASON(suspended, "rule 4", none, "", "lists are suspended here: runs in its input's precision",                     \
+         "the same where a list names the operation, but the lists are suspended: inside of a function that a list "   \
+         "or `hmp.op_wrap` handles, in a hook of a gradient, or in a backward written in Python")
 
 struct ReasonRow {
   const char* word;

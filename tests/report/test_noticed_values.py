@@ -185,6 +185,17 @@ def test_an_operation_in_no_list_has_a_row_where_it_runs_lower_and_somebody_watc
     assert (row.precision, row.reason, row.calls, row.rule) == ("bf16", "unlisted", 1, "rule 4")
 
 
+def test_a_listed_operation_in_a_listed_function_has_a_row_that_tells_of_the_suspended_lists(
+    converted: Converter,
+) -> None:
+    attention, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 3, 8)
+    converted(bf16=["multi_head_attention_forward"], fp32=["softmax"])
+    with hmp.watch("lines"):
+        attention(x, x, x)
+    (row,) = rows_of("softmax")
+    assert (row.precision, row.reason) == ("bf16", "suspended")
+
+
 def test_operations_in_no_list_are_as_they_were_when_nobody_watches_any_more(converted: Converter) -> None:
     converted(bf16=["mm"])
     before = _core.installed_count()
