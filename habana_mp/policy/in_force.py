@@ -55,7 +55,7 @@ def forget_earlier_lists() -> None:
 
 def lines_about(operation: str, precision: str | None, module: str | None) -> list[Listed]:
     """Returns the lines that give an operation this precision, or any if it is None: in a module at this path, as the
-    report shows it. None: in an unknown module, or in none."""
+    report shows it, or outside of modules if it is empty. None: in an unknown module, or in none."""
     # Another thread may convert meanwhile, and append: the list is copied at once.
     found = (line for lists in list(_lists) for line in _lines_of(lists, operation, module))
     return list(dict.fromkeys(listed for given, listed in found if precision in (None, given)))
@@ -63,6 +63,9 @@ def lines_about(operation: str, precision: str | None, module: str | None) -> li
 
 def _lines_of(lists: _Lists, operation: str, module: str | None) -> Iterator[tuple[str, Listed]]:
     plain = [lists.plain[operation]] if operation in lists.plain else []
+    if module == "":
+        yield from plain
+        return
     if module is None or not lists.in_modules:
         yield from [*plain, *lists.in_modules.lines_about(operation)]
         return

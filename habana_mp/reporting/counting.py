@@ -177,7 +177,7 @@ def _row_of(number: int, record: dict[str, Any], on_device: tuple[float, float] 
         "refused",
         "noticed",
     )
-    rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"])
+    rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"] or "")
     seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
     return Row(
         operation=key[0],
