@@ -213,6 +213,8 @@ def _what(kind: Kind, site: Site) -> str:
         return f"of {inputs} it made a value that is not finite"
     if kind == "underflow":
         return f"of {inputs} it made zeros in {precision} where float32 has none, or got gradients that are zero"
+    if kind in ("decision", "precision") and not site.error and not site.gradient_error:
+        return f"of {inputs} its error in {precision} shows only with the other findings in float32"
     if kind == "decision":
         return (
             f"of {inputs} it made values with a largest error of {site.largest_error:.3g} in {precision}, and no "
