@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from habana_mp import ops
 from habana_mp.policy.lists import Listed, read_list
 from habana_mp.policy.names import EVERY
-from habana_mp.policy.presets import Preset, hint_for, presets
+from habana_mp.policy.presets import hint_for, preset_named, presets
 
 #: The name of the list in a file that is compared by itself.
 _FILE = "listed"
@@ -59,8 +59,8 @@ def _meaning(one: Listed) -> object:
 
 
 def _parts(given: str) -> Iterable[tuple[str, Sequence[Listed]]]:
-    preset: Preset | None = presets().get(given)
-    if preset is not None:
+    if given in presets() or os.path.isdir(given):
+        preset = preset_named(given)
         return [("lower", preset.lower), ("fp32", preset.fp32), ("widest", preset.widest)]
     if os.path.exists(given):
         return [(_FILE, read_list(given))]

@@ -43,7 +43,7 @@ class Pair:
 
     a: _Row
     b: _Row
-    #: The number of this place among those with the same operation in the same module, from 1.
+    #: The number of this place among those with the same operation in the same module and phase, from 1.
     occurrence: int
     #: ``"slower"``, ``"faster"``, or None.
     speed: str | None = None

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from habana_mp import ops
-from habana_mp.policy.lists import read_list
+from habana_mp.policy.lists import Listed, read_list
 from habana_mp.policy.lists_diff import difference, meaning_of
 from habana_mp.policy.module_rules import problems_of
 from habana_mp.policy.names import EVERY, nearest
 from habana_mp.policy.precisions import dtype_meant
-from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
+from habana_mp.policy.presets import Preset, hint_for, preset_named, presets, presets_with
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
@@ -105,13 +105,17 @@ def _show_presets(shown: Collection[Preset]) -> int:
 
 
 def _show_preset(name: str, only: str | None) -> int:
-    preset = presets().get(name)
-    if preset is None and only is None and presets_with(name):
+    if name not in presets() and only is None and presets_with(name):
         return _show_presets(presets_with(name))
-    if preset is None:
+    if name not in presets() and not os.path.isdir(name):
         file = "; `habana-mp lists check FILE...` checks files" if os.path.exists(name) else ""
         hint = file or hint_for(name)
         print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all{hint}", file=sys.stderr)
+        return 2
+    try:
+        preset = preset_named(name)
+    except (OSError, ValueError) as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
         return 2
     if only is not None:
         print(f"# {preset.name}, {only}")
@@ -125,9 +129,12 @@ def _show_preset(name: str, only: str | None) -> int:
         if listed:
             print(f"\n{title}:")
             for one in listed:
-                when = " (its matrix products only)" if one.products_only else ""
-                print(f"  {one.line_text:<31} {_meaning(one.name)}{when}")
+                print(f"  {one.line_text:<31} {_meaning(one.name)}{_when(one)}")
     return 0
+
+
+def _when(one: Listed) -> str:
+    return " (its matrix products only)" if one.products_only else ""
 
 
 def _meaning(name: str) -> str:
@@ -217,7 +224,7 @@ def _find(operation: str) -> int:
         print(f"habana-mp: `{operation}` is no operation of this torch{hint}", file=sys.stderr)
         return 2
     found = [
-        (preset.name, part, one.line_text)
+        (preset.name, part, one.line_text + _when(one))
         for preset in presets().values()
         for part in _PARTS
         for one in getattr(preset, part)

@@ -105,9 +105,8 @@ class Configurations:
         missing = [seed for seed in seeds if _key(rules, seed) not in self._known]
         if not missing:
             return
-        if self._end is not None and time.monotonic() > self._end:
-            raise OutOfTimeError
-        self._progress(self._described(rules, missing))
+        what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
+        self.begin(f"configuration {self.count}, {what}, seed {', '.join(map(str, missing))}")
         for seed, result in zip(missing, self._results(rules, missing), strict=True):
             self._known[_key(rules, seed)] = result
             self._write()
@@ -119,10 +118,12 @@ class Configurations:
         with ThreadPoolExecutor(self._runner.workers) as pool:
             yield from pool.map(lambda seed: self._runner.run(rules, seed), seeds)
 
-    def _described(self, rules: Rules, seeds: Sequence[int]) -> str:
-        what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
-        left = "" if self._end is None else f", {max(0.0, self._end - time.monotonic()):.0f} s left"
-        return f"configuration {self.count}, {what}, seed {', '.join(map(str, seeds))}{left}"
+    def begin(self, what: str) -> None:
+        """Shows what runs next. Raises OutOfTimeError when the budget is spent."""
+        left = None if self._end is None else self._end - time.monotonic()
+        if left is not None and left < 0:
+            raise OutOfTimeError
+        self._progress(what if left is None else f"{what}, {left:.0f} s left")
 
     @property
     def count(self) -> int:

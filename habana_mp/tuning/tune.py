@@ -178,8 +178,7 @@ class _Tuning:
         passes = self._configurations.passes
         if passes(()):
             return []
-        seed = self._seeds[0]
-        candidates = Candidates(self._runner.rows((), seed), self._runner.sites(seed))
+        candidates = Candidates(self._rows(()), self._sites())
         operations = minimal_set(candidates.operations(), passes)
         if operations is None:
             return None
@@ -191,10 +190,9 @@ class _Tuning:
 
     def _faster(self, needed: Sequence[str]) -> list[str]:
         """Returns the operations that make the run faster in float32 than in lower precision."""
-        seed = self._seeds[0]
-        rows = self._runner.rows(tuple(needed), seed)
+        rows = self._rows(needed)
         operations = Candidates(rows, ()).operations()
-        low, exact = _seconds_of(rows), _seconds_of(self._runner.rows((*needed, *operations), seed))
+        low, exact = _seconds_of(rows), _seconds_of(self._rows((*needed, *operations)))
         saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
         known = self._configurations
         if sum(saved.values()) < _LEAST_SHARE * known.seconds(tuple(needed)):
@@ -204,6 +202,14 @@ class _Tuning:
         if known.passes(together) and known.seconds(together) < _FASTER * known.seconds(tuple(needed)):
             return lines
         return []
+
+    def _rows(self, rules: Sequence[str]) -> Sequence[Row]:
+        self._configurations.begin("which operations run, and how long they take")
+        return self._runner.rows(tuple(rules), self._seeds[0])
+
+    def _sites(self) -> Sequence[Site]:
+        self._configurations.begin("a diagnosis of the first step")
+        return self._runner.sites(self._seeds[0])
 
 
 def _seconds_of(rows: Sequence[Row]) -> dict[str, float]:

@@ -18,7 +18,7 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 }
 
 // Returns the cached cast of a weight or of a view of one. Null if it is not cached; an exception is then set only by
-// an interrupt.
+// an interrupt, or if memory runs out.
 Owned cached_cast_of(PyObject* weight, bool is_view, Kind to, CastContext& context) {
   if (!context.state_is_read) {
     context.state_is_read = true;

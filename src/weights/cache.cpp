@@ -22,7 +22,7 @@ namespace habana_mp::weights {
 NeverDestroyed<Settings> settings;
 Statistics counts;
 
-// Made when the module is loaded, for a child that is forked meanwhile.
+// No static of a function: a child that is forked while that is made would wait for it for ever.
 static NeverDestroyed<Cache> the_cache;
 Cache& cache() { return *the_cache; }
 
@@ -38,12 +38,18 @@ NeverDestroyed<std::map<int, MemoryLimit>> memory_limits;
 // The graphs that are being captured.
 int captures = 0;
 
-// Makes the entry known, or unknown, by the storage in its snapshot.
-void register_storage(Entry& entry) { cache().by_storage.emplace(entry.snapshot.storage, &entry); }
+// Makes the entry unknown by the storage in its snapshot.
 void unregister_storage(const Entry& entry) noexcept {
   const auto [begin, end] = cache().by_storage.equal_range(entry.snapshot.storage);
   const auto found = std::find_if(begin, end, [&](const auto& one) { return one.second == &entry; });
   if (found != end) cache().by_storage.erase(found);
+}
+
+// Gives the entry another snapshot, and makes it known by the storage in that.
+void move_to(Entry& entry, const Snapshot& snapshot) {
+  cache().by_storage.emplace(snapshot.storage, &entry);
+  unregister_storage(entry);
+  entry.snapshot = snapshot;
 }
 
 // Drops the entries of the weight at this address. The weight itself may be gone.
@@ -145,7 +151,8 @@ bool has_alias(Entry& entry, PyObject* weight) {
   return !entry.aliases.empty() || host::has_uncounted_owner(weight);
 }
 
-// Returns the reason why no cast of this weight may be cached now.
+// Returns the reason why no cast of this weight may be cached now. Forgets aliases that are gone, and that the memory
+// was lent, if the weight owns it alone again.
 std::optional<Refusal> reason_to_refuse(Entry& entry, PyObject* weight, const Snapshot& now) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
   if (entry.device == on_no_accelerator) return Refusal::device;
@@ -157,13 +164,12 @@ std::optional<Refusal> reason_to_refuse(Entry& entry, PyObject* weight, const Sn
   return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
-// Takes over the weight's memory, version and samples. Returns the reason if no cast of it can be cached.
-std::optional<Refusal> settle(Entry& entry, PyObject* weight) {
+// Takes over the weight's memory, version and samples. Returns the reason if no cast of it can be cached. Other code
+// may run meanwhile, and move the weight, or make its cast.
+std::optional<Refusal> settle(Entry& entry, PyObject* weight, std::uint32_t attempt) {
   const Snapshot now = host::snapshot_of(weight);
   if (!now.same_memory(entry.snapshot)) {
-    unregister_storage(entry);
-    entry.snapshot = now;
-    register_storage(entry);
+    move_to(entry, now);
     entry.is_lent = now.storage != nullptr && host::numpy_had_memory(now.storage);
     entry.aliases.clear();
     entry.device = host::is_off_cpu(weight) ? accelerator_of(weight) : on_cpu;
@@ -171,7 +177,9 @@ std::optional<Refusal> settle(Entry& entry, PyObject* weight) {
   if (const auto refusal = reason_to_refuse(entry, weight, now)) return refusal;
   if (!find_values(entry, weight)) return Refusal::layout;
   if (!limit_allows(entry.device, entry.bytes())) return Refusal::limit;
-  entry.snapshot = host::snapshot_of(weight);
+  const Snapshot then = host::snapshot_of(weight);
+  if (!then.same_memory(now) || entry.attempts != attempt) return Refusal::changing;
+  entry.snapshot = then;
   entry.samples = entry.look();
   return std::nullopt;
 }
@@ -182,7 +190,7 @@ bool make_again(Entry& entry, PyObject* weight) {
   entry.drop();
   const std::uint32_t doubts = entry.doubts;
   const std::uint32_t attempt = ++entry.attempts;
-  if (const auto refusal = settle(entry, weight)) {
+  if (const auto refusal = settle(entry, weight, attempt)) {
     entry.refusal = *refusal;
     return false;
   }
@@ -275,8 +283,8 @@ bool wait_for_cast(Entry& entry) {
 }
 
 // A weight's entry, whose cast is valid, and the cast. Both are null if no cast can be cached; an exception is set only
-// for an interrupt. If the cast had to be made, `held` keeps the entry alive, and `elements` is the number of elements
-// that were cast.
+// for an interrupt, or if memory runs out. If the cast had to be made, `held` keeps the entry alive, and `elements` is
+// the number of elements that were cast.
 struct Valid {
   Entry* entry = nullptr;
   Owned cast;
@@ -449,11 +457,10 @@ void doubt_all() noexcept {
 }
 
 void doubt_while_alive(const char* storage, PyObject* alias) {
-  for_storage(storage, [alias](Entry& entry) {
-    if (entry.weight == alias) return;
-    Owned reference(PyWeakref_NewRef(alias, nullptr));
-    if (!reference) throw std::bad_alloc();
-    entry.aliases.push_back(std::move(reference));
+  const Owned reference(PyWeakref_NewRef(alias, nullptr));  // before the entries are looked at: it may run other code
+  if (!reference) throw std::bad_alloc();
+  for_storage(storage, [&](Entry& entry) {
+    if (entry.weight != alias) entry.aliases.push_back(Owned::borrowed(reference.get()));
   });
 }
 
@@ -524,7 +531,7 @@ const char* describe(Refusal refusal) noexcept {
       "a graph is being captured",
       "its values have gaps",
       "the limit was reached",
-      "another thread made it again",
+      "other code moved it, or made its cast, meanwhile",
   };
   static_assert(words.size() == refusals);
   return words[static_cast<std::size_t>(refusal)];

@@ -44,8 +44,8 @@ bool may_be_cached() noexcept;
 enum class Tracking : std::uint8_t { none, recorded, often };
 
 // Returns the cached cast of the weight, a torch.nn.Parameter in float32, in the lower precision `to`, and makes it if
-// needed. Returns null if no cast can be cached; an exception is set only for an interrupt. Sets `elements` to the
-// number of elements that were cast. Requires `may_be_cached`.
+// needed. Returns null if no cast can be cached; an exception is set only for an interrupt, or if memory runs out.
+// Sets `elements` to the number of elements that were cast. Requires `may_be_cached`.
 Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements);
 
 // True if this plain tensor may be a view of a weight, so that it is worthwhile to look for the weight.
@@ -113,7 +113,7 @@ enum class Refusal : std::uint8_t {
   capture,   // a graph is being captured
   layout,    // its values have gaps or overlap
   limit,     // the limit was reached
-  changing,  // another thread makes its cast at the same time
+  changing,  // other code moves it, or makes its cast, at the same time
   count,
 };
 constexpr auto refusals = static_cast<std::size_t>(Refusal::count);

@@ -154,10 +154,23 @@ def test_the_lists_that_name_an_operation_are_found(capsys: pytest.CaptureFixtur
     for operator in ("@", "__matmul__"):
         assert cli.main(["lists", "find", operator]) == 0
         assert ["recommended", "lower", "matmul"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert cli.main(["lists", "find", "einsum"]) == 0
+    assert "einsum (its matrix products only)" in capsys.readouterr().out
     assert cli.main(["lists", "find", "kthvalue"]) == 1
     assert capsys.readouterr().out == "no preset names `kthvalue`\n"
     assert cli.main(["lists", "find", "soft-max"]) == 2
     assert "did you mean `softmax`?" in capsys.readouterr().err
+
+
+def test_a_folder_of_lists_is_shown_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_list(tmp_path / "bf16.txt", ["mm"])
+    write_list(tmp_path / "fp32.txt", ["softmax"])
+    assert cli.main(["lists", "show", str(tmp_path)]) == 0
+    assert "  softmax " in capsys.readouterr().out
+    assert cli.main(["lists", "diff", str(tmp_path), f"{tmp_path}/bf16.txt,{tmp_path}/fp32.txt"]) == 0
+    (tmp_path / "fp32.txt").unlink()
+    assert cli.main(["lists", "show", str(tmp_path)]) == 2
+    assert "fp32.txt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -422,7 +422,8 @@ def test_a_line_with_a_pattern_has_its_file_and_number_and_is_not_advised_agains
             report = trained(report=detail, **options)
             (own,) = [row for row in report if row.precision == "fp32" and row.operation == "linear"]
             assert (own.rule, own.is_own) == (place, True)
-            assert not [one for one in report.findings if one.text.startswith("linear") or "linear" in str(one.rule)]
+            others = [one for one in report.findings if one.kind != "too small"]  # depends on times
+            assert not [one for one in others if one.text.startswith("linear") or "linear" in str(one.rule)]
 
 
 def test_a_trained_weight_is_cast_for_each_step_without_a_finding() -> None:

@@ -177,6 +177,7 @@ def test_at_the_end_of_the_budget_the_best_so_far_is_returned(monkeypatch: pytes
 
     short = hmp.tune(run, _is_close, seeds=(0,), budget=1.5)
     assert not short.passed
+    assert clock[0] == 2  # no run begins after the budget
     clock[0] = 0.0
     middle = hmp.tune(run, _is_close, seeds=(0,), budget=8.5)
     assert middle.passed

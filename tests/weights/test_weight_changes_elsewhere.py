@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import io
 import itertools
 import pickle
@@ -245,6 +247,48 @@ def test_a_functional_call_and_the_layer_have_each_their_weight(mode: str) -> No
             as_by_hand(of, mode)
             write(weight, 2)
         write(of.weight, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("collections", "before"), [*itertools.product(range(1, 4), range(4))])
+def test_a_weight_that_the_garbage_collector_moves_while_its_cast_is_made_is_followed(
+    collections: int, before: int
+) -> None:
+    """Before Python 3.12 the collector may run wherever an object is made."""
+    hmp.convert()
+    x = X.bfloat16()
+    warm, weight = (nn.Parameter(noise(), requires_grad=False) for _ in range(2))
+    F.linear(x, warm)
+    others, left = [noise()], list[None]()
+
+    def move(phase: str, _: object) -> None:
+        if phase == "start" and left:
+            left.pop()
+            if not left:
+                weight.data = others.pop()
+
+    gc.collect()
+    threshold, moving = gc.get_threshold(), [None] * collections
+    gc.callbacks.append(move)
+    try:
+        gc.set_threshold(1, 1000, 1000)
+        made = [[] for _ in range(before)]
+        left.extend(moving)
+        F.linear(x, weight)
+        left.clear()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(move)
+        del made
+    for _ in range(4):
+        F.linear(x, weight)
+    address = weight.data_ptr()
+    F.linear(x, weight)
+    address = weight.data_ptr()
+    ctypes.c_float.from_address(address + 4 * 5).value = 1000.0  # no value that the core compares
+    with hmp.disable_casts():
+        expected = F.linear(x, weight.bfloat16())
+    assert_same(F.linear(x, weight), expected)
 
 
 def nonlinear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
