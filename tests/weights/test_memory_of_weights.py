@@ -179,14 +179,13 @@ def test_a_model_out_of_a_pickle_has_its_weights_kept(mapped: bool, tmp_path: An
     assert (kept().refused, kept().weights) == (0, 2)
 
 
-def test_weights_loaded_from_a_file_are_kept(tmp_path: Any) -> None:
+def test_weights_loaded_from_a_file_are_cast_as_they_are(tmp_path: Any) -> None:
     save_file({"weight": torch.randn(16, 32)}, tmp_path / "model.safetensors")
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         w = nn.Parameter(file.get_tensor("weight"))
     hmp.convert()
     for _ in range(3):
         assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
-    assert kept().weights in (0, 1)
     with torch.no_grad():
         w.add_(1)
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
