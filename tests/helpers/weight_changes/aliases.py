@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -64,13 +65,16 @@ ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "utils.dlpack": lambda w: dlpack.from_dlpack(dlpack.to_dlpack(w.detach())),
     "__dlpack__": lambda w: torch.from_dlpack(w.detach().__dlpack__()),
     "DLPack's exchange of C": lambda w: torch.from_dlpack(tvm_ffi.from_dlpack(w.detach())),
-    "DLPack's exchange of C, of the weight": lambda w: torch.from_dlpack(tvm_ffi.from_dlpack(w)),
     "data_ptr": lambda w: floats_at(w.data_ptr()),
     "data_ptr of a detached one": lambda w: floats_at(w.detach().data_ptr()),
     "data_ptr of the storage": lambda w: floats_at(w.untyped_storage().data_ptr()),
     "address of numpy": lambda w: floats_at(w.detach().numpy().ctypes.data),
     "address in a DLPack tensor": lambda w: floats_at(np.from_dlpack(w.detach()).ctypes.data),
 }
+# tvm_ffi has C functions for some releases of torch and Python. Without them it exports by `__dlpack__`, which refuses.
+with suppress(RuntimeError):
+    tvm_ffi.from_dlpack(nn.Parameter(torch.ones(1)))
+    ALIASES["DLPack's exchange of C, of the weight"] = lambda w: torch.from_dlpack(tvm_ffi.from_dlpack(w))
 
 
 def through(take: Callable[[torch.Tensor], Any], of: nn.Linear) -> Change:
