@@ -192,7 +192,10 @@ void autocast_region_is_entered() noexcept {
       wanted = unpack(state.entering_state);
       break;
     case AutocastRegion::ours:  // the region dtype has set the lists
-      wanted.disabled = wanted.by_region = false;
+      // Casts are on in a region of the user. Rules in a module, and suspended lists, hold where casts are on already.
+      if (state.region != nullptr && base_of(state.region) == state.region && !is_of_modules(state.region) &&
+          !state.lists_suspended)
+        wanted.disabled = wanted.by_region = false;
       break;
   }
   enter_state(&torch_autocast, wanted);

@@ -228,3 +228,42 @@ def test_autocast_disabled_is_obeyed_in_a_compiled_function() -> None:
     with torch.autocast("cpu", enabled=False):
         assert compiled(X, Y).dtype is FP32
     assert compiled(X, Y).dtype is BF16
+
+
+OFF: dict[str, Callable[[], Any]] = {
+    "disable_casts": hmp.disable_casts,
+    "torch.autocast": lambda: torch.autocast("cpu", enabled=False),
+    "hmp.autocast": lambda: hmp.autocast("cpu", enabled=False),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {"rules": {"linear @ second": "fp32"}},
+    {"rules": {"linear @ first": "bf16"}},
+    {"rules": {"* @ second": "fp32"}},
+    {"preset": "recommended", "rules": {"* @ second": "fp32"}},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("how", OFF)
+def test_rules_of_modules_lower_nothing_where_casts_are_off(how: str, options: dict[str, Any]) -> None:
+    """Each module's call is a region of the graph. It leaves casts off, and a region of the user turns them on."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            with OFF[how]():
+                results = [self.first(x), self.second(x)]
+                with hmp.autocast("cpu"):
+                    results.append(self.second(x))
+            return [*results, self.first(x)]
+
+    model = Net()
+    hmp.convert(**options)
+    compiled = torch.compile(model, backend="eager")
+    assert [one.dtype for one in model(X)] == [one.dtype for one in compiled(X)] == [FP32, FP32, BF16, BF16]
+    with OFF[how]():
+        expected = [one.dtype for one in model(X)]
+        assert [one.dtype for one in compiled(X)] == expected == [FP32, FP32, BF16, FP32]
