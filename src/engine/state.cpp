@@ -192,7 +192,7 @@ void autocast_region_is_entered() noexcept {
       wanted = unpack(state.entering_state);
       break;
     case AutocastRegion::ours:  // the region dtype has set the lists
-      // Casts are on in a region of the user. Rules in a module, and suspended lists, hold where casts are on already.
+      // A region of the user turns casts on. Rules in a module, and suspended lists, leave them as they are.
       if (state.region != nullptr && base_of(state.region) == state.region && !is_of_modules(state.region) &&
           !state.lists_suspended)
         wanted.disabled = wanted.by_region = false;
