@@ -148,21 +148,16 @@ def compare(a: Given, b: Given) -> Comparison:
             f"the reports must have the same detail; got {one['detail']!r} in `a` and {other['detail']!r} in `b`: make "
             "both with the same `report=` of convert, or `--detail`"
         )
-    found = _found(one, other)
-    order = {id(row): i for rows in (one["rows"], other["rows"]) for i, row in enumerate(_in_time(rows))}
-    return Comparison(
-        tuple(sorted(found.pairs, key=lambda pair: order[id(pair.b)])),
-        tuple(sorted(found.gone, key=lambda row: order[id(row)])),
-        tuple(sorted(found.new, key=lambda row: order[id(row)])),
-    )
+    return _compared_in_time(one["rows"], other["rows"])
 
 
-def _found(a: Data, b: Data) -> Comparison:
+def _compared_in_time(a: list[_Row], b: list[_Row]) -> Comparison:
+    """Compares rows. The result has them in the order of their first calls."""
     pairs: list[Pair] = []
     gone: list[_Row] = []
     new: list[_Row] = []
     occurrences: dict[Any, int] = {}
-    for place_a, place_b in _aligned(_places(a["rows"]), _places(b["rows"])):
+    for place_a, place_b in _aligned(_places(a), _places(b)):
         key = _key((place_a or place_b)[0], _SEEN_AGAIN_BY)
         occurrences[key] = occurrences.get(key, 0) + 1
         for row_a, row_b in _matched(place_a, place_b):
@@ -172,8 +167,13 @@ def _found(a: Data, b: Data) -> Comparison:
                 gone.append(row_a)
             else:
                 pairs.append(Pair(row_a, row_b, occurrences[key]))
-    whole = (_seconds(a["rows"]) + _seconds(b["rows"])) / 2
-    return Comparison(tuple(replace(pair, speed=_speed(pair, whole)) for pair in pairs), tuple(gone), tuple(new))
+    whole = (_seconds(a) + _seconds(b)) / 2
+    order = {id(row): i for rows in (a, b) for i, row in enumerate(_in_time(rows))}
+    return Comparison(
+        tuple(replace(pair, speed=_speed(pair, whole)) for pair in sorted(pairs, key=lambda pair: order[id(pair.b)])),
+        tuple(sorted(gone, key=lambda row: order[id(row)])),
+        tuple(sorted(new, key=lambda row: order[id(row)])),
+    )
 
 
 def _data(given: Given, name: str) -> Data:

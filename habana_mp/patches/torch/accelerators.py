@@ -138,7 +138,7 @@ def _followed_by(method: Callable[..., Any], notice: Callable[[], Any], even_aft
     return method_and_notice
 
 
-# What the core is told after each method, and whether also after an error of it.
+# The function of the core that is called after each method, and whether it is called after an error too.
 _NOTICES = {
     "capture_begin": (_core.weights_capture_begins, False),
     "capture_end": (_core.weights_capture_ends, True),
