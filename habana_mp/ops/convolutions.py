@@ -167,17 +167,20 @@ def is_wrong_of_either(
     return wrong_in_bf16(input, weight, bias, stride, padding, dilation, groups)
 
 
-_convolution = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True)
-_cast_by_autocast = partial(_convolution, is_product=True, o2="lower", casts_inside=True)
+_convolution = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True, product_form="other")
+_cast_by_autocast = partial(
+    _convolution, is_product=True, o2="lower", casts_inside=True, product_form="convolution"
+)
+_transposed = partial(_cast_by_autocast, product_form="transposed_convolution")
 _ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 
 ROWS = (
     _cast_by_autocast("conv1d", wrong_in_bf16=wrong_in_bf16, wrong_if_strided=True),
-    _cast_by_autocast("conv2d", wrong_in_bf16=wrong_in_bf16, wrong_if_strided=True, packs="conv2d"),
+    _cast_by_autocast("conv2d", wrong_in_bf16=wrong_in_bf16, wrong_if_strided=True),
     _cast_by_autocast("conv3d", wrong_in_bf16=wrong_in_bf16),
-    _cast_by_autocast("conv_transpose1d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
-    _cast_by_autocast("conv_transpose2d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
-    _cast_by_autocast("conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
+    _transposed("conv_transpose1d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
+    _transposed("conv_transpose2d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
+    _transposed("conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
     _convolution("convolution", wrong_in_bf16=is_wrong_of_either, family=_ALL),
     _convolution("_convolution", wrong_in_bf16=is_wrong_of_either, family=f"convolution {_ALL}"),
     _convolution("conv_tbc"),

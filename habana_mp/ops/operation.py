@@ -157,8 +157,11 @@ class Operation(NamedTuple):
     """True if casts of its weights may be cached. Its result must never share memory with an argument, so that no code
     can write into a cached cast."""
 
-    packs: str = ""
-    """The torch function that it calls, if our kernels or a packed weight can replace it."""
+    product_form: Literal[
+        "", "linear", "addmm", "mm", "matmul", "bmm", "convolution", "transposed_convolution", "other"
+    ] = ""
+    """The torch function that it calls, or "other", for a call whose lower precision is that of its products: a
+    processor without instructions for these computes it in float32 and rounds the result."""
 
     equivalent: str = ""
     """For a method of two tensors: the equivalent torch function, which is cheaper to call, see

@@ -43,26 +43,28 @@ def _tensordot_makes_product(
     return len(dims_self) < input.dim() or len(dims_other) < other.dim()
 
 
-_product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, caches_weights=True)
+_product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, caches_weights=True, product_form="other")
 _gemm = partial(_product, o2="lower")
 _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
-_made_of_products = partial(Operation, o2="lower", made_of_products=True, caches_weights=True)
+_made_of_products = partial(
+    Operation, o2="lower", made_of_products=True, caches_weights=True, product_form="other"
+)
 
 _GEMM = (
-    _gemm_cast_by_autocast("linear", packs="linear", wants_rows=True),
+    _gemm_cast_by_autocast("linear", product_form="linear", wants_rows=True),
     _gemm_cast_by_autocast(
         "matmul",
         spellings="__rmatmul__ rmatmul",
         family="__matmul__ linalg_matmul",
-        packs="matmul",
+        product_form="matmul",
         equivalent="matmul",
         wants_rows=True,
     ),
-    _product("__matmul__", casts_inside=True, packs="matmul", equivalent="matmul", wants_rows=True),
-    _product("linalg_matmul", packs="matmul", wants_rows=True),
-    _gemm_cast_by_autocast("mm", packs="mm", equivalent="mm"),
-    _gemm_cast_by_autocast("bmm", equivalent="bmm"),
-    _gemm_cast_by_autocast("addmm", packs="addmm"),
+    _product("__matmul__", casts_inside=True, product_form="matmul", equivalent="matmul", wants_rows=True),
+    _product("linalg_matmul", product_form="matmul", wants_rows=True),
+    _gemm_cast_by_autocast("mm", product_form="mm", equivalent="mm"),
+    _gemm_cast_by_autocast("bmm", product_form="bmm", equivalent="bmm"),
+    _gemm_cast_by_autocast("addmm", product_form="addmm"),
     _gemm_cast_by_autocast("baddbmm addbmm"),
     _gemm("mv"),
     _gemm("dot", unlisted=WIDEST),
@@ -88,7 +90,7 @@ _OF_VECTORS = (
     Operation("outer", WIDEST, family="ger"),
     Operation("kron", WIDEST, counts_no_version=True),
     Operation("linalg_cross linalg_vecdot ger vdot", WIDEST),
-    Operation("bilinear", WIDEST, caches_weights=True),
+    Operation("bilinear", WIDEST, caches_weights=True, product_form="other"),
     Operation("addr_", IN_PLACE),
 )
 
@@ -108,6 +110,7 @@ _ATTENTION = (
             off_cpu=(3,),
             off_cpu_keywords=("attn_mask",),
         ),
+        product_form="other",
     ),
     # Its CPU kernel, as a torch function and as an operator.
     Operation(

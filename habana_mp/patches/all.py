@@ -27,6 +27,7 @@ from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModuleCalls
 from habana_mp.patches.torch.numbers_on_devices import NumbersOnDevices
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
+from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode
 from habana_mp.patches.torch.stored_values import StoredValues
 from habana_mp.patches.torch.unwrapped_steps import UnwrappedSteps
@@ -57,6 +58,7 @@ def all_patches() -> tuple[Patch, ...]:
         *library_patches(),
         graphs_of_accelerators,
         WeightCache(),
+        Products(),
         Memory(),
         NumbersOnDevices(),
         Checkpoint(),

@@ -69,7 +69,7 @@ class Ruling:
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             sparse_gradient=row.sparse_gradient,
             conditions={name: function for name, function in conditions.items() if function is not None},
-            packs=row.packs if caches_weights else "",
+            product_form=row.product_form,
         )
 
 

@@ -109,6 +109,5 @@ _COUNTS_OF_WEIGHTS = (
     "refused",
     "products",
     "weights",
-    "packed",
     "bytes",
 )

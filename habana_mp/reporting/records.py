@@ -152,13 +152,12 @@ class KeptWeights:
     refused: int = 0
     products: int = 0
     weights: int = 0
-    packed: int = 0
     bytes: int = 0
     reasons: dict[str, int] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{reason}: {times}" for reason, times in self.reasons.items())
-        size = f"{self.bytes / 1e6:.3f} MB, {self.packed} packed"
+        size = f"{self.bytes / 1e6:.3f} MB"
         again = f" ({self.refreshed_bytes / 1e6:.3f} MB)" if self.refreshes else ""
         return (
             f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "

@@ -1,16 +1,16 @@
 // The functions that accelerators (src/accel) add to a call. Each accelerator sets its own when the module is loaded.
 #pragma once
 
-#include "engine/cast_arguments.hpp"
-#include "rules/decide.hpp"
+#include "engine/arguments.hpp"
+#include "engine/rule.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::engine {
 
 struct Accelerators {
-  // Returns the result of a product or convolution that autograd does not track, by our own kernels or from a packed
-  // weight (accel/products). Null if the call must be made the ordinary way; an exception is then set only by an
-  // interrupt.
-  Owned (*answer_from_weight)(const Call& call, Kind to, CastContext& context) = nullptr;
+  // Returns a product that autograd does not track, computed by our own kernels (accel/products). All its tensors are
+  // in this lower precision. Null if it must be computed in another way; an exception is then set only by an interrupt.
+  Owned (*multiply)(ProductForm form, const Arguments& arguments, Kind kind) = nullptr;
 };
 extern Accelerators accelerators;
 

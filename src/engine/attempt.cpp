@@ -5,6 +5,7 @@
 
 #include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
+#include "engine/products.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
 #include "host/tensors.hpp"
@@ -125,14 +126,9 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
 Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt& attempt) {
   CastContext& context = attempt.context;
   const Rule& rule = call.rule;
-  if (rule.execution.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
-    if (accelerators.answer_from_weight != nullptr) {
-      if (Owned result = accelerators.answer_from_weight(call, to, context)) return result;
-    }
-    attempt.interrupted = PyErr_Occurred() != nullptr;
-    if (attempt.interrupted) return nullptr;
-  }
-  const bool may_leave_casts = records || !host::is_plain_on_cpu(call.arguments.values[0]);
+  const bool computes = attempt.in_float32 || is_computed_here(rule, to, records);
+  const bool is_on_cpu = host::is_plain_on_cpu(call.arguments.values[0]);
+  const bool may_leave_casts = is_on_cpu ? records && !computes : true;
   const auto [autocast, are_all] =
       may_leave_casts ? casts_left_to_autocast(call, to, records, context) : CastsByAutocast();
   if (are_all) return call_and_cast_inside(call.target, call.arguments, to, *autocast);
@@ -143,8 +139,9 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
   attempt.made = make_casts(call, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return context.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to, *autocast)
-                                    : Owned(call_without_modes(call.target, cast.arguments()));
+  if (context.has_autocast_casts) return call_and_cast_inside(call.target, cast.arguments(), to, *autocast);
+  return computes ? call_lowered(call, cast.arguments(), to, records, attempt.in_float32)
+                  : Owned(call_without_modes(call.target, cast.arguments()));
 }
 
 // True if the call adds a bias to its product.

@@ -1,4 +1,4 @@
-// One attempt at a call with its casts: from a packed weight, with evenly spaced rows, with the casts of torch's
+// One attempt at a call with its casts: with evenly spaced rows, with the casts of torch's
 // autocast, or with casts that the engine makes.
 #pragma once
 
@@ -11,6 +11,7 @@ struct Attempt {
   CastContext context;
   bool is_fused = false;   // from the plan
   bool is_inside = false;  // from the plan
+  bool in_float32 = false;  // from the plan
   bool made = true;        // false if a cast failed
   bool scalar_changed = false;
   bool interrupted = false;

@@ -3,10 +3,10 @@
 #include <optional>
 #include <utility>
 
-#include "engine/accelerators.hpp"
 #include "engine/answers.hpp"
 #include "engine/attempt.hpp"
 #include "engine/originals.hpp"
+#include "engine/products.hpp"
 #include "engine/region.hpp"
 #include "engine/reporting.hpp"
 #include "engine/results.hpp"
@@ -55,6 +55,7 @@ bool has_more_memory(const Facts& facts) {
   Attempt attempt;
   attempt.is_fused = plan.is_fused;
   attempt.is_inside = plan.is_inside;
+  attempt.in_float32 = plan.in_float32;
   Owned result = attempt_with_casts(facts, plan.computed_in, attempt);
   if (!result && has_more_memory(facts)) [[unlikely]] {
     attempt.context = {};
@@ -96,11 +97,17 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// True if a call without casts may be a product with a weight that is in bfloat16 itself, which our own kernels
-// compute.
-bool may_answer_from_weight(const Rule& rule, const Plan& plan) {
-  return plan.to == Kind::bf16 && rule.execution.packs != weights::Packs::nothing && !host::grad_is_enabled() &&
-         !host::function_mode_is_on() && accelerators.answer_from_weight != nullptr;
+// Makes a call whose inputs need no cast.
+PyObject* call_as_written(const Facts& facts, const Plan& plan) {
+  const bool is_seen = host::function_mode_is_on();
+  if (facts.rule.execution.form != ProductForm::none && !is_seen) {
+    const bool records = host::grad_is_enabled();
+    if (is_computed_here(facts.rule, plan.to, records)) {
+      return call_lowered(facts, facts.arguments, plan.to, records, false).release();
+    }
+  }
+  return facts.target.equivalent && !is_seen ? call_without_modes(facts.target, facts.arguments)
+                                             : call_original(facts.target, facts.arguments);
 }
 
 // Returns the decision to report for a call that is made as it is written. An optimizer's step has its own reason, and
@@ -133,17 +140,7 @@ Decision decision_to_report(Decision decision) {
       continue;
     }
     if (plan.way != Way::as_written) return call_otherwise(facts, plan);
-    if (may_answer_from_weight(*rule, plan)) {
-      CastContext context;
-      Owned result = accelerators.answer_from_weight(facts, plan.to, context);
-      const bool interrupted = !result && PyErr_Occurred() != nullptr;
-      if (result || interrupted) {
-        report(target, decision_to_report(shown.value_or(plan.decision)), context);
-        return result.release();
-      }
-    }
-    const bool is_seen = !target.equivalent || host::function_mode_is_on();
-    PyObject* result = is_seen ? call_original(target, arguments) : call_without_modes(target, arguments);
+    PyObject* result = call_as_written(facts, plan);
     if (result == nullptr && has_more_memory(facts)) [[unlikely]]
       result = call_original(target, arguments);
     if (result == nullptr) [[unlikely]] {

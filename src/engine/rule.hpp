@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "rules/rule.hpp"
-#include "weights/packs.hpp"
 
 namespace habana_mp::engine {
 
@@ -51,10 +50,27 @@ struct Conditions {
   bool operator==(const Conditions&) const = default;
 };
 
-// Execution options: what may make a call faster.
+// The form of a product: the torch function that it calls.
+enum class ProductForm : std::uint8_t {
+  none,    // no product, or one that torch's own function computes everywhere
+  linear,  // F.linear(input, weight, bias)
+  addmm,   // torch.addmm(bias, input, weight)
+  mm,      // torch.mm(input, weight)
+  matmul,  // torch.matmul(input, weight)
+  bmm,     // torch.bmm(input, other)
+  convolution,             // F.conv2d(input, weight, bias, stride, padding, dilation, groups), or 1d or 3d
+  transposed_convolution,  // F.conv_transpose2d(input, weight, bias, ...), or 1d or 3d
+  other,
+  count,
+};
+inline constexpr auto product_forms = static_cast<std::size_t>(ProductForm::count);
+
+// True for products of rows and a matrix.
+inline bool has_weight(ProductForm form) { return ProductForm::linear <= form && form <= ProductForm::matmul; }
+
+// Execution options: how a call is computed.
 struct ExecutionOptions {
-  // The torch function that it calls, if it can be computed from a packed weight.
-  weights::Packs packs = weights::Packs::nothing;
+  ProductForm form = ProductForm::none;
   // For a product that is slow if the rows of the first input are unevenly spaced: a Python function of both inputs
   // that returns the first one in evenly spaced rows, for tensors of tracers. It lives as long as the process. Null for
   // any other operation.

@@ -21,6 +21,7 @@ target_sources(_core PRIVATE
   src/engine/modules.cpp
   src/engine/observer.cpp
   src/engine/originals.cpp
+  src/engine/products.cpp
   src/engine/reading.cpp
   src/engine/region.cpp
   src/engine/reporting.cpp

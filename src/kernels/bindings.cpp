@@ -264,48 +264,26 @@ void check(bool right, const char* what) {
   if (!right) throw py::value_error(what);
 }
 
-constexpr std::pair<const char*, kernels::Order> orders[] = {
-    {"pairs", kernels::Order::pairs},
-    {"lanes", kernels::Order::lanes},
-    {"tiles", kernels::Order::tiles},
-    {"dots", kernels::Order::dots},
-};
-
-std::vector<std::string> kernels_orders() {
-  std::vector<std::string> names;
-  for (const auto& [name, order] : orders) {
-    if (kernels::can_sum(order)) names.emplace_back(name);
-  }
-  return names;
-}
-
-kernels::Order checked_order(const std::string& wanted) {
-  for (const auto& [name, order] : orders) {
-    if (wanted == name && kernels::can_sum(order)) return order;
-  }
-  throw py::value_error("`order` must be one of what kernels_orders() gives, got '" + wanted + "'");
-}
-
 void kernels_multiply(const py::array_t<std::uint16_t>& input, const py::array_t<std::uint16_t>& weight,
-                      const std::optional<Bits>& bias, Bits result, const std::string& order, std::size_t block,
+                      const std::optional<Bits>& bias, Bits result, const std::string& path, bool is_float16,
                       unsigned threads, bool inner_first) {
-  check(kernels::can_multiply(), "this processor has no such kernels");
+  const kernels::Table& table = checked_path(path);
+  check(table.fused != nullptr, "this instruction set has no such kernels");
   for (const auto* array : {&input, &weight}) {
     check(array->ndim() == 2 && array->strides(1) == 2 && array->strides(0) >= 2 * array->shape(1),
           "`input` and `weight` must have two dimensions and rows that lie one after the other");
   }
   check(result.ndim() == 2 && result.shape(0) == input.shape(0), "`result` must have as many rows as `input`");
-  check(input.shape(1) != 0 && input.shape(1) % 2 == 0 && block != 0 && block % 2 == 0,
-        "rows and `block` must be of even length");
+  check(input.shape(1) != 0, "rows must not be empty");
   check(weight.shape(inner_first ? 0 : 1) == input.shape(1) && weight.shape(inner_first ? 1 : 0) == result.shape(1),
         "`weight` must be for input and result");
   check(!bias || bias->size() == result.shape(1), "`bias` must be as long as a row of `result`");
   const kernels::Product product{
+      .kind = is_float16 ? Float::f16 : Float::bf16,
       .input = input.data(),
       .input_step = static_cast<std::size_t>(input.strides(0) / 2),
       .rows = static_cast<std::size_t>(input.shape(0)),
       .inner = static_cast<std::size_t>(input.shape(1)),
-      .sums = {checked_order(order), block},
       .weight = weight.data(),
       .weight_step = static_cast<std::size_t>(weight.strides(0) / 2),
       .inner_first = inner_first,
@@ -315,7 +293,7 @@ void kernels_multiply(const py::array_t<std::uint16_t>& input, const py::array_t
       .result_step = static_cast<std::size_t>(result.shape(1)),
   };
   bool made = false;
-  without_gil([&] { made = kernels::multiply(product, threads); });
+  without_gil([&] { made = kernels::multiply_with(table, product, threads); });
   if (!made) throw std::bad_alloc();
 }
 
@@ -330,10 +308,10 @@ void register_kernels(py::module_& module) {
   module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
              py::arg("threads"), py::arg("path"), "Casts an array by this instruction set, on that many threads.");
   module.def("kernels_can_multiply", &kernels::can_multiply);
+  module.def("kernels_multiplies_bfloat16", &kernels::multiplies_bfloat16);
   module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("weight"), py::arg("bias"),
-             py::arg("result").noconvert(), py::arg("order"), py::arg("block"), py::arg("threads"),
+             py::arg("result").noconvert(), py::arg("path"), py::arg("is_float16") = false, py::arg("threads") = 1,
              py::arg("inner_first") = false);
-  module.def("kernels_orders", &kernels_orders, "The orders in which the products of weights can be summed here.");
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");
   module.def("kernels_paths", &kernels_paths, "The instruction sets that this processor can run, the plainest first.");
 }

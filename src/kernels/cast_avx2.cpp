@@ -106,7 +106,9 @@ const Table avx2_table = {
     {{nullptr, run<F32ToBf16>, run<F32ToF16>},
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
+    &avx2_fused,
     nullptr,
+    false,
 };
 
 }  // namespace habana_mp::kernels

@@ -15,7 +15,9 @@ const Table avx512_table = {
     {{nullptr, run<F32ToBf16, Integers>, run<F32ToF16, Integers>},
      {run<Bf16ToF32, Integers>, nullptr, run<Bf16ToF16, Integers>},
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
+    &avx512_fused,
     nullptr,
+    false,
 };
 
 }  // namespace habana_mp::kernels

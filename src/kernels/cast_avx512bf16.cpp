@@ -27,7 +27,9 @@ constexpr Table table_with(const char* name, const ProductKernels* products) {
       {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
        {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
        {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
+      &avx512_fused,
       products,
+      true,
   };
 }
 

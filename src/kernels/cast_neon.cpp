@@ -14,7 +14,9 @@ const Table neon_table = {
     {{nullptr, run<F32ToBf16, Integers>, run<F32ToF16, Integers>},
      {run<Bf16ToF32, Integers>, nullptr, run<Bf16ToF16, Integers>},
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
+    &neon_fused,
     nullptr,
+    false,
 };
 
 }  // namespace habana_mp::kernels

@@ -15,7 +15,9 @@ const Table neon_bf16_table = {
     {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
      {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
      {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
+    &neon_fused,
     nullptr,
+    true,
 };
 
 }  // namespace habana_mp::kernels

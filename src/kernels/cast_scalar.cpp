@@ -18,6 +18,8 @@ const Table scalar_table = {
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
     nullptr,
+    nullptr,
+    false,
 };
 
 }  // namespace habana_mp::kernels

@@ -62,7 +62,7 @@ class Choice {
     unsigned edx = 0;
     const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
     __builtin_cpu_init();
-    if (!f16c || !__builtin_cpu_supports("avx2")) {
+    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
       return;
     }
     add(avx2_table);

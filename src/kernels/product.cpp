@@ -25,6 +25,9 @@ constexpr std::size_t rows_for_panels = 16;
 // Rows of the weight that take their turn with all panels of the input.
 constexpr std::size_t rows_at_once = 128;
 constexpr std::size_t rows_of_tile = 16;
+// Columns of the result that a thread computes at once in float32, and the most rows: their sums stay in its caches.
+constexpr std::size_t columns_at_once = 128;
+constexpr std::size_t most_fused_rows = 512;
 
 std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
 
@@ -37,38 +40,24 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   // Returns null if there is no memory. Ends the use of what was returned before.
-  std::uint16_t* of(std::size_t elements) noexcept {
-    if (elements <= elements_) return memory_;
+  void* of(std::size_t bytes) noexcept {
+    if (bytes <= bytes_) return memory_;
     std::free(memory_);
     constexpr std::size_t line = 64;
-    elements_ = 0;
-    memory_ = static_cast<std::uint16_t*>(std::aligned_alloc(line, parts_of(elements * sizeof *memory_, line) * line));
-    if (memory_ != nullptr) elements_ = elements;
+    bytes_ = 0;
+    memory_ = std::aligned_alloc(line, parts_of(bytes, line) * line);
+    if (memory_ != nullptr) bytes_ = bytes;
     return memory_;
   }
 
  private:
-  std::uint16_t* memory_ = nullptr;
-  std::size_t elements_ = 0;
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
 };
 thread_local Scratch scratch;
 
-using Multiply = void (*)(const PanelProduct& product) noexcept;
-
-Multiply kernel_for(Order order) {
-  const ProductKernels& kernels = *chosen().products;
-  switch (order) {
-    case Order::tiles:
-      return kernels.multiply_by_tiles;
-    case Order::dots:
-      return kernels.multiply_by_dots;
-    default:
-      return kernels.multiply;
-  }
-}
-
 // Requests the operating system's permission to use tiles, for all threads of the process and for its forked children.
-// True if it is granted.
+// From then on it refuses small signal stacks to this process. True if it is granted.
 bool may_use_tiles() {
 #if defined(HABANA_MP_AMX)
   constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM, which older headers do not define
@@ -81,17 +70,77 @@ bool may_use_tiles() {
 }
 
 struct Work {
+  const Table* table;
   const Product* product;
-  Multiply multiply;
-  const std::uint16_t* panels;  // of the input
-  bool copies;                  // the weight's columns to a panel
+  std::size_t first_row = 0;
+  std::size_t rows = 0;
+  void (*multiply)(const PanelProduct& product) noexcept = nullptr;
+  const std::uint16_t* panels = nullptr;  // of the input
+  bool copies = false;                    // the weight's columns to a panel
   mutable std::atomic<bool> failed{false};
 
   [[nodiscard]] const std::uint16_t* input() const { return static_cast<const std::uint16_t*>(product->input); }
   [[nodiscard]] const std::uint16_t* weight() const { return static_cast<const std::uint16_t*>(product->weight); }
   [[nodiscard]] const std::uint16_t* bias() const { return static_cast<const std::uint16_t*>(product->bias); }
   [[nodiscard]] std::uint16_t* result() const { return static_cast<std::uint16_t*>(product->result); }
+
+  // Calls `body` for all parts. Returns false if it found no memory.
+  bool run(std::size_t parts, std::size_t most_at_once, unsigned threads, Body body) const {
+    if (threads <= 1 || product->rows * product->inner * product->outer < threads_from) {
+      body(this, 0, parts);
+    } else {
+      const std::size_t grain = std::clamp<std::size_t>(parts / (pieces_per_thread * threads), 1, most_at_once);
+      parallel_for(parts, grain, threads, body, this);
+    }
+    return !failed.load(std::memory_order_relaxed);
+  }
 };
+
+// ---- in float32 ------------------------------------------------------------------------------------------------------
+
+// Computes columns of the result, in units of a panel.
+void multiply_fused_columns(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const auto& work = *static_cast<const Work*>(context);
+  const FusedKernels& kernels = *work.table->fused;
+  const std::size_t most_panels = columns_at_once / kernels.panel_width;
+  const std::size_t columns = std::min(end - begin, most_panels) * kernels.panel_width;
+  const std::size_t in_panels = (columns + kernels.most_rows) * 2 * sum_block;
+  const std::size_t in_registers = std::max(work.rows * work.product->inner, columns);
+  const std::size_t floats = work.rows * columns + (work.rows > kernels.few_rows ? in_panels : std::max(in_panels, in_registers));
+  auto* const memory = static_cast<float*>(scratch.of(floats * sizeof(float)));
+  if (memory == nullptr) {
+    work.failed.store(true, std::memory_order_relaxed);
+    return;
+  }
+  const auto kind = static_cast<std::size_t>(work.product->kind);
+  constexpr auto f32 = static_cast<std::size_t>(Float::f32);
+  for (std::size_t panel = begin; panel < end; panel += most_panels) {
+    kernels.multiply(*work.product, {.row = work.first_row,
+                                     .rows = work.rows,
+                                     .column = panel * kernels.panel_width,
+                                     .panels = std::min(end - panel, most_panels),
+                                     .panel_width = kernels.panel_width,
+                                     .scratch = memory,
+                                     .widen = work.table->convert[kind][f32],
+                                     .narrow = work.table->convert[f32][kind]});
+  }
+}
+
+bool multiply_fused(const Table& table, const Product& product, unsigned threads) {
+  const std::size_t shares = parts_of(product.rows, most_fused_rows);
+  for (std::size_t i = 0; i < shares; ++i) {
+    const std::size_t row = product.rows * i / shares;
+    const Work work{
+        .table = &table, .product = &product, .first_row = row, .rows = product.rows * (i + 1) / shares - row};
+    const std::size_t width = table.fused->panel_width;
+    if (!work.run(parts_of(product.outer, width), columns_at_once / width, threads, multiply_fused_columns)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// ---- in pairs, and by tiles ------------------------------------------------------------------------------------------
 
 // Multiplies rows of the weight, in units of a tile's rows, with all panels of the input. That gives the result's
 // columns as rows, so they are transposed.
@@ -109,7 +158,6 @@ void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t
           .row_step = product.weight_step,
           .row_count = rows,
           .inner = product.inner,
-          .sums = product.sums,
           .panel = work.panels + column * product.inner,
           .column_step = 0,
           .columns = columns,
@@ -132,8 +180,10 @@ void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t
 void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Work*>(context);
   const Product& product = *work.product;
-  const ProductKernels& kernels = *chosen().products;
-  std::uint16_t* const panel = work.copies ? scratch.of(panel_columns * product.inner) : nullptr;
+  const ProductKernels& kernels = *work.table->products;
+  auto* const panel = work.copies
+                          ? static_cast<std::uint16_t*>(scratch.of(panel_columns * product.inner * sizeof(*work.panels)))
+                          : nullptr;
   if (work.copies && panel == nullptr) {
     work.failed.store(true, std::memory_order_relaxed);
     return;
@@ -151,7 +201,6 @@ void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t 
         .row_step = product.input_step,
         .row_count = product.rows,
         .inner = product.inner,
-        .sums = product.sums,
         .panel = work.copies ? panel : first,
         .column_step = product.weight_step,
         .columns = columns,
@@ -164,47 +213,48 @@ void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t 
 }
 
 // Returns the input in panels, in the memory of this thread. Null if no memory is left.
-const std::uint16_t* arranged_input(const Product& product) {
-  std::uint16_t* const panels = scratch.of(product.rows * product.inner);
+const std::uint16_t* arranged_input(const ProductKernels& kernels, const Product& product) {
   const auto* const input = static_cast<const std::uint16_t*>(product.input);
+  auto* const panels = static_cast<std::uint16_t*>(scratch.of(product.rows * product.inner * sizeof *input));
   for (std::size_t row = 0; panels != nullptr && row < product.rows; row += panel_columns) {
-    chosen().products->arrange(input + row * product.input_step, product.input_step, product.inner,
-                               std::min(panel_columns, product.rows - row), panels + row * product.inner);
+    kernels.arrange(input + row * product.input_step, product.input_step, product.inner,
+                    std::min(panel_columns, product.rows - row), panels + row * product.inner);
   }
   return panels;
 }
 
-}  // namespace
-
-bool can_multiply() noexcept { return chosen().products != nullptr; }
-
-bool has_tiles() noexcept { return can_multiply() && chosen().products->multiply_by_tiles != nullptr; }
-
-bool can_sum(Order order) noexcept {
-  return can_multiply() && kernel_for(order) != nullptr && (order != Order::tiles || may_use_tiles());
-}
-
-bool multiply(const Product& product, unsigned threads) noexcept {
-  const Order order = product.sums.order;
-  const bool has_few_rows = order == Order::pairs && product.rows < rows_for_panels;
-  const bool has_input_in_panels =
-      !product.inner_first && (order == Order::tiles || (order == Order::pairs && !has_few_rows));
-  const bool copies = !has_input_in_panels && (product.inner_first || !has_few_rows);
-  Work work{.product = &product,
-            .multiply = has_input_in_panels || copies ? kernel_for(order) : chosen().products->multiply_few_rows,
-            .panels = has_input_in_panels ? arranged_input(product) : nullptr,
-            .copies = copies};
+bool multiply_pairs(const Table& table, const Product& product, unsigned threads) {
+  const ProductKernels& kernels = *table.products;
+  const bool has_few_rows = product.rows < rows_for_panels;
+  const bool has_input_in_panels = !product.inner_first && !has_few_rows;
+  const bool uses_tiles = has_input_in_panels && kernels.multiply_by_tiles != nullptr && may_use_tiles();
+  const bool copies = product.inner_first;
+  const Work work{.table = &table,
+                  .product = &product,
+                  .multiply = uses_tiles                      ? kernels.multiply_by_tiles
+                              : has_input_in_panels || copies ? kernels.multiply
+                                                              : kernels.multiply_few_rows,
+                  .panels = has_input_in_panels ? arranged_input(kernels, product) : nullptr,
+                  .copies = copies};
   if (has_input_in_panels && work.panels == nullptr) return false;
   const std::size_t part = has_input_in_panels ? rows_of_tile : panel_columns;
-  const std::size_t parts = parts_of(product.outer, part);
-  const Body body = has_input_in_panels ? multiply_rows_of_weight : multiply_rows_of_input;
-  if (threads <= 1 || product.rows * product.inner * product.outer < threads_from) {
-    body(&work, 0, parts);
-  } else {
-    const std::size_t grain = std::clamp<std::size_t>(parts / (pieces_per_thread * threads), 1, rows_at_once / part);
-    parallel_for(parts, grain, threads, body, &work);
-  }
-  return !work.failed.load(std::memory_order_relaxed);
+  return work.run(parts_of(product.outer, part), rows_at_once / part, threads,
+                  has_input_in_panels ? multiply_rows_of_weight : multiply_rows_of_input);
 }
+
+}  // namespace
+
+bool can_multiply() noexcept { return chosen().fused != nullptr; }
+
+bool multiplies_bfloat16() noexcept { return chosen().multiplies_bfloat16; }
+
+bool has_tiles() noexcept { return chosen().products != nullptr && chosen().products->multiply_by_tiles != nullptr; }
+
+bool multiply_with(const Table& table, const Product& product, unsigned threads) noexcept {
+  const bool in_pairs = table.products != nullptr && product.kind == Float::bf16 && product.inner % 2 == 0;
+  return (in_pairs ? multiply_pairs : multiply_fused)(table, product, threads);
+}
+
+bool multiply(const Product& product, unsigned threads) noexcept { return multiply_with(chosen(), product, threads); }
 
 }  // namespace habana_mp::kernels

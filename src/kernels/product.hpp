@@ -1,43 +1,39 @@
-// Products of bfloat16 activations and the weight of a linear layer, which is read as it is stored in memory. Pure C++:
-// no Python, no torch.
+// Products of activations and the weight of a linear layer, which is read as it is stored in memory. Pure C++: no
+// Python, no torch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/types.hpp"
+
 namespace habana_mp::kernels {
 
-// The order in which the products of a sum are added up.
-enum class Order : std::uint8_t {
-  pairs,  // one pair after the other, like the instruction vdpbf16ps
-  // 16 sums, each of every 16th pair. In the end they are added in halves: the last eight to the first eight, the last
-  // four to the first four, then neighbours, then the remaining two.
-  lanes,
-  // As AMX's tiles do it. In each block of 32 products, those at even and those at odd positions are summed separately,
-  // each product with a fused multiply-add. The two sums are added, and the result is added to the sum of the products
-  // before.
-  tiles,
-  // As in torch's own loop for small products. First 64 sums, each of every 64th product. Then eight sums of the rest
-  // in groups of 16, each of every eighth product. Both sets are folded by halves and added. Then the remaining
-  // products are added one after the other. Each product uses a fused multiply-add. Denormals are preserved here.
-  dots,
-};
+struct Table;
 
-// A sum adds `block` products in this order; then the sum of the next `block` products is added to those before.
-// `lanes` and `dots` ignore `block`.
-struct Sums {
-  Order order;
-  std::size_t block;  // an even number
-};
+// result[i][j] = the sum over k of input[i][k] * weight[j][k], plus bias[j]. All values are of one kind, bfloat16 or
+// float16. The sums are float32, rounded once at the end.
+//
+// The order of the sums depends on the kind, the length of a row and the instruction set. The number of threads, and
+// the other rows and columns, do not change a result's bits.
+// - In float32, for both kinds and on every processor: of each 512 numbers of a row, the products at even positions are
+//   summed one after the other, each by a fused multiply-add, and so are those at odd positions. To the sum so far, which
+//   begins with zero, the first of these sums is added, and then the second one.
+// - In pairs, by the instruction vdpbf16ps, if the length of a row is even: of each 256 numbers of a row, the products
+//   are summed one after the other, the second one of each pair before the first one. These sums are added one after the
+//   other. Denormal numbers count as zero.
+// - By AMX's tiles, for 16 rows and more, unless the weight is [inner][outer]: in each 32 products, those at even and
+//   those at odd positions are summed separately, in this order, each by a fused multiply-add. The two sums are added,
+//   and the result is added to the sum of the products before. Denormal numbers count as zero.
+// The bias is added to the sum.
+inline constexpr std::size_t sum_block = 256;  // products that are summed one after the other
 
-// result[i][j] = the sum over k of input[i][k] * weight[j][k], plus bias[j]. All values are bfloat16; the sums are
-// float32. The caller chooses the sums that give the same bits as another library.
 struct Product {
+  Float kind;
   const void* input;
   std::size_t input_step;  // elements from row to row
   std::size_t rows;
-  std::size_t inner;  // an even number
-  Sums sums;
+  std::size_t inner;
   const void* weight;
   std::size_t weight_step;  // elements from row to row
   bool inner_first;         // the weight is [inner][outer], not [outer][inner]
@@ -47,20 +43,18 @@ struct Product {
   std::size_t result_step;  // elements from row to row
 };
 
-// True if this processor has kernels for products. Otherwise `multiply` must not be called.
+// True if the instruction set has kernels for products. Otherwise `multiply` must not be called.
 bool can_multiply() noexcept;
 
-// True if the kernels can sum in this order. The first call for tiles requests permission to use them from the
-// operating system, which from then on refuses small signal stacks to this process. So call it only if tiles are
-// wanted.
-bool can_sum(Order order) noexcept;
-
-// True if this processor has tiles, so that another library may use them for its sums.
+// True if this processor has instructions that multiply bfloat16, and the instruction set in use has them.
+bool multiplies_bfloat16() noexcept;
+// The same for the tiles of AMX.
 bool has_tiles() noexcept;
 
-// Uses at most `threads` threads; small products are computed on the calling thread alone. The number of threads does
-// not change the bits. Thread-safe, safe after fork, never throws. Returns false if there is no memory for a copy of
-// the input or of a part of the weight.
+// Uses at most `threads` threads; small products are computed on the calling thread alone. Thread-safe, safe after
+// fork, never throws. Returns false if there is no memory for a copy of the input or of a part of the weight.
 bool multiply(const Product& product, unsigned threads) noexcept;
+// The same with the kernels of a given instruction set, which must have some.
+bool multiply_with(const Table& table, const Product& product, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

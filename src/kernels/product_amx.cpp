@@ -23,18 +23,6 @@ struct Patch {
   [[nodiscard]] __mmask16 there(std::size_t at) const { return lanes32(columns - at); }
 };
 
-// Adds the sums of one more block, which have the same layout as the patch's sums.
-inline void add_block(const Patch& patch, const float* block) {
-  for (std::size_t i = 0; i < patch.rows; ++i) {
-    for (std::size_t j = 0; j < patch.columns; j += lanes) {
-      const __mmask16 there = patch.there(j);
-      float* const sums = patch.sums + i * patch.sums_step + j;
-      const __m512 more = _mm512_maskz_loadu_ps(there, block + i * patch.sums_step + j);
-      _mm512_mask_storeu_ps(sums, there, _mm512_add_ps(_mm512_maskz_loadu_ps(there, sums), more));
-    }
-  }
-}
-
 // Adds the bias, rounds to bfloat16 and writes the result.
 inline void finish(const PanelProduct& product, const Patch& patch) {
   for (std::size_t j = 0; j < patch.columns; j += lanes) {
@@ -122,8 +110,9 @@ struct Square {
     if constexpr (two_rows && two_columns) _tile_zero(3);
   }
 
-  void load(const float* sums) const {
+  void load() const {
     const std::size_t apart = patch.sums_step * sizeof(float);
+    const float* const sums = patch.sums;
     const float* const second = sums + tile_side * patch.sums_step;
     _tile_loadd(0, sums, apart);
     if constexpr (two_columns) _tile_loadd(1, sums + tile_side, apart);
@@ -131,8 +120,9 @@ struct Square {
     if constexpr (two_rows && two_columns) _tile_loadd(3, second + tile_side, apart);
   }
 
-  void store(float* sums) const {
+  void store() const {
     const std::size_t apart = patch.sums_step * sizeof(float);
+    float* const sums = patch.sums;
     float* const second = sums + tile_side * patch.sums_step;
     _tile_stored(0, sums, apart);
     if constexpr (two_columns) _tile_stored(1, sums + tile_side, apart);
@@ -158,26 +148,26 @@ struct Square {
     }
   }
 
-  // Writes the sums of the pairs from `begin` to `end` to memory with the layout of the patch's sums. Pairs that do not
-  // fill a tile need another shape, for which the sums are stored and loaded again.
-  void sum_block(std::size_t begin, std::size_t end, float* sums, Tiles& tiles) const {
-    const std::size_t rest = (end - begin) % pairs_of_tile;
-    const std::size_t filled = end - rest;
-    if (begin != filled) {
+  // Writes the sums to memory. Pairs that do not fill a tile need another shape, for which the sums are stored and
+  // loaded again.
+  void sum(std::size_t pairs, Tiles& tiles) const {
+    const std::size_t rest = pairs % pairs_of_tile;
+    const std::size_t filled = pairs - rest;
+    if (filled != 0) {
       tiles.shape({patch.rows, patch.columns, pairs_of_tile});
       clear();
-      for (std::size_t pair = begin; pair < filled; pair += pairs_of_tile) add(pair);
-      store(sums);
+      for (std::size_t pair = 0; pair < filled; pair += pairs_of_tile) add(pair);
+      store();
     }
     if (rest == 0) return;
     tiles.shape({patch.rows, patch.columns, rest});
-    if (begin != filled) {
-      load(sums);
+    if (filled != 0) {
+      load();
     } else {
       clear();
     }
     add(filled);
-    store(sums);
+    store();
   }
 };
 
@@ -187,15 +177,7 @@ struct alignas(64) SquareSums {
 
 template <bool two_rows, bool two_columns>
 void multiply_patch(const PanelProduct& product, const Patch& patch, Tiles& tiles) {
-  const Square<two_rows, two_columns> square{product, patch};
-  const std::size_t pairs = product.inner / 2;
-  const std::size_t block = product.sums.block / 2;
-  SquareSums one;  // written before it is read
-  for (std::size_t begin = 0; begin < pairs; begin += block) {
-    const std::size_t end = block < pairs - begin ? begin + block : pairs;
-    square.sum_block(begin, end, begin == 0 ? patch.sums : one.values[0], tiles);
-    if (begin != 0) add_block(patch, one.values[0]);
-  }
+  Square<two_rows, two_columns>{product, patch}.sum(product.inner / 2, tiles);
   finish(product, patch);
 }
 

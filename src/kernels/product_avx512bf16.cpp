@@ -1,4 +1,5 @@
 #include "kernels/avx512.hpp"
+#include "kernels/squares.hpp"
 
 namespace habana_mp::kernels {
 namespace {
@@ -141,7 +142,7 @@ template <std::size_t columns, class Last>
 void multiply_panel(const PanelProduct& product, Last last) {
   WaitingSums waiting;  // written before it is read
   const std::size_t pairs = product.inner / 2;
-  const std::size_t block = product.sums.block / 2;
+  const std::size_t block = sum_block / 2;
   for (std::size_t first = 0; first < product.row_count; first += waiting_rows) {
     const std::size_t rows = waiting_rows < product.row_count - first ? waiting_rows : product.row_count - first;
     const std::size_t shares = (rows + most_rows - 1) / most_rows;
@@ -157,79 +158,7 @@ void multiply_panel(const PanelProduct& product, Last last) {
   }
 }
 
-// Sums like a vector of 16 pairs. The panel's columns take turns with this many pairs, which fit in the first-level
-// cache. Their 16 sums are stored in between.
-constexpr std::size_t pairs_at_once = 64;
-struct alignas(64) LaneSums {
-  float values[lanes][lanes];
-};
-
-void add_by_lanes(const std::uint16_t* input, const std::uint16_t* panel, std::size_t pair_step, std::size_t pairs,
-                  FirstLanes there, LaneSums& waiting) {
-  __m512 sums[lanes];
-#pragma GCC unroll 16
-  for (std::size_t i = 0; i < lanes; ++i) sums[i] = _mm512_load_ps(waiting.values[i]);
-  const auto both = [=](std::size_t pair) {
-    std::int32_t two = 0;
-    __builtin_memcpy(&two, input + pair * 2, sizeof two);
-    return (__m512bh)_mm512_set1_epi32(two);
-  };
-  std::size_t pair = 0;
-  for (; pair + lanes <= pairs; pair += lanes) {
-#pragma GCC unroll 16
-    for (std::size_t i = 0; i < lanes; ++i) {
-      const std::uint16_t* const from = panel + (pair + i) * pair_step;
-      sums[i] = _mm512_dpbf16_ps(sums[i], both(pair + i), (__m512bh)there.load(from));
-    }
-  }
-#pragma GCC unroll 16
-  for (std::size_t i = 0; i < lanes; ++i) _mm512_store_ps(waiting.values[i], sums[i]);
-  for (std::size_t i = 0; pair < pairs; ++pair, ++i) {
-    const auto values = (__m512bh)there.load(panel + pair * pair_step);
-    const __m512 sum = _mm512_dpbf16_ps(_mm512_load_ps(waiting.values[i]), both(pair), values);
-    _mm512_store_ps(waiting.values[i], sum);
-  }
-}
-
-__m512 sum_of_lanes(const LaneSums& waiting) {
-  __m512 sums[lanes];
-  for (std::size_t i = 0; i < lanes; ++i) sums[i] = _mm512_load_ps(waiting.values[i]);
-  for (std::size_t half = lanes / 2; half >= 4; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) sums[i] = _mm512_add_ps(sums[i], sums[i + half]);
-  }
-  return _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-}
-
-void multiply_by_lanes(const PanelProduct& product) {
-  const std::size_t pairs = product.inner / 2;
-  const std::size_t pair_step = product.columns * 2;
-  const std::size_t columns = (product.columns + lanes - 1) / lanes;
-  for (std::size_t row = 0; row < product.row_count; ++row) {
-    const std::uint16_t* const input = product.rows + row * product.row_step;
-    LaneSums waiting[registers] = {};
-    for (std::size_t begin = 0; begin < pairs; begin += pairs_at_once) {
-      const std::size_t count = pairs_at_once < pairs - begin ? pairs_at_once : pairs - begin;
-      for (std::size_t j = 0; j < columns; ++j) {
-        const std::uint16_t* const panel = product.panel + begin * pair_step + j * lanes * 2;
-        const FirstLanes there{lanes32(product.columns - j * lanes)};
-        add_by_lanes(input + begin * 2, panel, pair_step, count, there, waiting[j]);
-      }
-    }
-    for (std::size_t j = 0; j < columns; ++j) {
-      PanelProduct column = product;
-      if (column.column_bias != nullptr) column.column_bias += j * lanes;
-      column.result += j * lanes;
-      const RowSums<1, 1> sum = {{sum_of_lanes(waiting[j])}};
-      finish<1, 1>(column, row, FirstLanes{lanes32(product.columns - j * lanes)}, sum);
-    }
-  }
-}
-
 void multiply(const PanelProduct& product) noexcept {
-  if (product.sums.order == Order::lanes) {
-    multiply_by_lanes(product);
-    return;
-  }
   if (product.columns == panel_columns) {
     multiply_panel<registers>(product, WholeLanes{});
     return;
@@ -252,37 +181,6 @@ void multiply(const PanelProduct& product) noexcept {
   }
 }
 
-// Transposes 16 rows of 16 numbers in four rounds. Each round exchanges halves, quarters, pairs and neighbours between
-// two rows.
-inline void transpose(__m512i (&rows)[lanes]) {
-  __m512i next[lanes];
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < lanes; i += 2) {
-    next[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    next[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (std::size_t i = 0; i < lanes; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(next[i], next[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(next[i], next[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(next[i + 1], next[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(next[i + 1], next[i + 3]);
-  }
-  // Row i now has four numbers of each column i, i + 4, i + 8 and i + 12 of its group of four rows.
-#pragma GCC unroll 4
-  for (std::size_t i = 0; i < 4; ++i) {
-    const __m512i first = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
-    const __m512i second = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
-    const __m512i third = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
-    const __m512i fourth = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
-    next[i] = _mm512_shuffle_i32x4(first, third, 0x88);
-    next[i + 4] = _mm512_shuffle_i32x4(second, fourth, 0x88);
-    next[i + 8] = _mm512_shuffle_i32x4(first, third, 0xdd);
-    next[i + 12] = _mm512_shuffle_i32x4(second, fourth, 0xdd);
-  }
-  __builtin_memcpy(rows, next, sizeof rows);
-}
-
 // A pair of bfloat16 is moved as one 32-bit number.
 void arrange(const std::uint16_t* columns, std::size_t apart, std::size_t inner, std::size_t count,
              std::uint16_t* panel) noexcept {
@@ -295,7 +193,7 @@ void arrange(const std::uint16_t* columns, std::size_t apart, std::size_t inner,
       const std::uint16_t* const from = columns + column * apart + pair * 2;
       __m512i square[lanes] = {};
       for (std::size_t i = 0; i < most; ++i) square[i] = _mm512_maskz_loadu_epi32(pairs_there, from + i * apart);
-      transpose(square);
+      transpose_square(square);
       const std::size_t end = lanes < pairs - pair ? lanes : pairs - pair;
       for (std::size_t i = 0; i < end; ++i) {
         _mm512_mask_storeu_epi32(panel + ((pair + i) * count + column) * 2, columns_there, square[i]);
@@ -328,7 +226,7 @@ void arrange_rows(const std::uint16_t* rows, std::size_t apart, std::size_t inne
 template <std::size_t rows>
 void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t column) {
   const std::size_t pairs = product.inner / 2;
-  const std::size_t block = product.sums.block / 2;
+  const std::size_t block = sum_block / 2;
   const std::size_t left = product.columns - column;
   const std::size_t count = lanes < left ? lanes : left;
   const std::uint16_t* const columns = product.panel + column * product.column_step;
@@ -352,7 +250,7 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i)
         square[i] = WholeLanes::load(columns + i * product.column_step + pair * 2);
-      transpose(square);
+      transpose_square(square);
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i) add(pair + i, square[i]);
     }
@@ -361,7 +259,7 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
       for (std::size_t i = 0; i < lanes; ++i) {
         square[i] = i < count ? there.load(columns + i * product.column_step + pair * 2) : _mm512_setzero_si512();
       }
-      transpose(square);
+      transpose_square(square);
       for (std::size_t i = 0; i < lanes && pair + i < end; ++i) add(pair + i, square[i]);
     }
     for (std::size_t i = 0; i < rows; ++i) total[i][0] = begin == 0 ? sums[i] : _mm512_add_ps(total[i][0], sums[i]);
@@ -389,10 +287,10 @@ void multiply_few_rows(const PanelProduct& product) noexcept {
 }  // namespace
 
 const ProductKernels avx512_bf16_products = {arrange,           arrange_rows, multiply,
-                                             multiply_few_rows, nullptr,      multiply_by_dots};
+                                             multiply_few_rows, nullptr};
 #if defined(HABANA_MP_AMX)
 const ProductKernels amx_products = {arrange,           arrange_rows,      multiply,
-                                     multiply_few_rows, multiply_by_tiles, multiply_by_dots};
+                                     multiply_few_rows, multiply_by_tiles};
 #endif
 
 }  // namespace habana_mp::kernels

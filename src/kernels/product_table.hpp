@@ -1,4 +1,4 @@
-// The kernels of one instruction set for products with a weight. No inline functions, for the reason given in
+// The kernels of an instruction set for products with a weight. No inline functions, for the reason given in
 // table.hpp.
 #pragma once
 
@@ -8,6 +8,36 @@
 #include "kernels/product.hpp"
 
 namespace habana_mp::kernels {
+
+// ---- in float32, for processors that multiply nothing else ----
+
+// The columns of the result that a thread computes, for some rows.
+struct FusedPart {
+  std::size_t row;
+  std::size_t rows;
+  std::size_t column;
+  std::size_t panels;  // of columns; the last one may be wider than what is left of the weight
+  std::size_t panel_width;
+  float* scratch;
+  // The casts of this instruction set.
+  void (*widen)(const void* source, void* target, std::size_t count) noexcept;
+  void (*narrow)(const void* source, void* target, std::size_t count) noexcept;
+
+  [[nodiscard]] std::size_t columns_of_panels() const { return panels * panel_width; }
+};
+
+struct FusedKernels {
+  std::size_t panel_width;
+  std::size_t most_rows;  // at once
+  std::size_t few_rows;   // with at most so many, a weight that is [outer][inner] is not brought into panels
+  void (*multiply)(const Product& product, const FusedPart& part) noexcept;
+};
+
+extern const FusedKernels avx2_fused;
+extern const FusedKernels avx512_fused;
+extern const FusedKernels neon_fused;
+
+// ---- in pairs ----
 
 // A panel has at most this many columns.
 inline constexpr std::size_t panel_columns = 64;
@@ -19,7 +49,6 @@ struct PanelProduct {
   std::size_t row_step;  // from row to row
   std::size_t row_count;
   std::size_t inner;  // the length of a row
-  Sums sums;
   const std::uint16_t* panel;
   std::size_t column_step;  // for `multiply_few_rows`: from column to column, which are stored as `arrange` takes them
   std::size_t columns;      // of the panel
@@ -39,10 +68,9 @@ struct ProductKernels {
   // The same for columns whose first values are adjacent; two values of a column are so many elements `apart`.
   void (*arrange_rows)(const std::uint16_t* rows, std::size_t apart, std::size_t inner, std::size_t count,
                        std::uint16_t* panel) noexcept;
-  void (*multiply)(const PanelProduct& product) noexcept;           // in pairs or in lanes
-  void (*multiply_few_rows)(const PanelProduct& product) noexcept;  // in pairs; the columns are not in a panel
+  void (*multiply)(const PanelProduct& product) noexcept;
+  void (*multiply_few_rows)(const PanelProduct& product) noexcept;  // the columns are not in a panel
   void (*multiply_by_tiles)(const PanelProduct& product) noexcept;  // null without tiles
-  void (*multiply_by_dots)(const PanelProduct& product) noexcept;
 };
 
 extern const ProductKernels avx512_bf16_products;
@@ -50,7 +78,5 @@ extern const ProductKernels amx_products;
 
 // The process must have permission to use tiles. No tiles are in use afterwards.
 void multiply_by_tiles(const PanelProduct& product) noexcept;
-// Intended for small products.
-void multiply_by_dots(const PanelProduct& product) noexcept;
 
 }  // namespace habana_mp::kernels

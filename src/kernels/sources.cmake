@@ -18,12 +18,14 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/cast_avx2.cpp"
     "${_kernels}/cast_avx512.cpp"
     "${_kernels}/cast_avx512bf16.cpp"
+    "${_kernels}/product_avx2.cpp"
+    "${_kernels}/product_avx512.cpp"
     "${_kernels}/product_avx512bf16.cpp"
-    "${_kernels}/product_dots.cpp"
   )
   set(_avx512 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
-  set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
-  set_source_files_properties("${_kernels}/cast_avx512.cpp" "${_kernels}/product_dots.cpp"
+  set_source_files_properties("${_kernels}/cast_avx2.cpp" "${_kernels}/product_avx2.cpp"
+    PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mfma")
+  set_source_files_properties("${_kernels}/cast_avx512.cpp" "${_kernels}/product_avx512.cpp"
     PROPERTIES COMPILE_OPTIONS "${_avx512}")
   set_source_files_properties("${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_avx512bf16.cpp"
     PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")
@@ -36,7 +38,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
       PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16;-mamx-tile;-mamx-bf16")
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
-  target_sources(_core PRIVATE "${_kernels}/cast_neon.cpp")
+  target_sources(_core PRIVATE "${_kernels}/cast_neon.cpp" "${_kernels}/product_neon.cpp")
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-march=armv8.2-a+bf16 HABANA_MP_NEON_BF16)
   if(HABANA_MP_NEON_BF16)

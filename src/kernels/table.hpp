@@ -14,7 +14,9 @@ using Kernel = void (*)(const void* source, void* target, std::size_t count) noe
 struct Table {
   const char* name;
   Kernel convert[3][3];            // [from][to], in the order of Float; null on the diagonal: a copy needs no kernel
-  const ProductKernels* products;  // null if the instruction set has none
+  const FusedKernels* fused;       // products in float32; null if the instruction set has none
+  const ProductKernels* products;  // products in bfloat16; null if the instruction set has none, or we use none
+  bool multiplies_bfloat16;        // the instruction set has such instructions
 };
 
 extern const Table scalar_table;

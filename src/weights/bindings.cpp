@@ -35,7 +35,6 @@ py::dict statistics() {
   result["reasons"] = reasons;
   result["products"] = now.products;
   result["weights"] = now.weights;
-  result["packed"] = now.packed;
   result["bytes"] = now.bytes;
   return result;
 }

@@ -289,14 +289,14 @@ struct Valid {
   Entry* entry = nullptr;
   Owned cast;
 };
-Valid valid_cast(PyObject* weight, Kind to, bool records, std::shared_ptr<Entry>& held, std::int64_t& elements) {
+Valid valid_cast(PyObject* weight, Kind to, std::shared_ptr<Entry>& held, std::int64_t& elements) {
   elements = 0;
   if (is_capturing() && host::is_off_cpu(weight)) [[unlikely]] {
     ++counts.refused[static_cast<std::size_t>(Refusal::capture)];
     return {};
   }
   Entry* entry = entry_of(weight, to);
-  bool is_valid = entry != nullptr && entry->has(Layout::plain) && is_unchanged(*entry, weight);
+  bool is_valid = entry != nullptr && entry->cast && is_unchanged(*entry, weight);
   if (is_valid && !entry->is_ready_here()) [[unlikely]] {
     held = entry_for(weight, to);
     is_valid = held.get() == entry && wait_for_cast(*entry);
@@ -309,15 +309,12 @@ Valid valid_cast(PyObject* weight, Kind to, bool records, std::shared_ptr<Entry>
     held = entry_for(weight, to);
     if (held == nullptr) return {};
     entry = held.get();
-    const bool is_packed = entry->cast && entry->layout != Layout::plain;
-    if (is_packed && !records && is_unchanged(*entry, weight)) ++entry->uses_without_pack;
     if (!make_again(*entry, weight)) {
       ++counts.refused[static_cast<std::size_t>(entry->refusal)];
       return {};
     }
     elements = entry->elements;
   }
-  entry->untracked_uses = records ? 0 : entry->untracked_uses + 1;
   return {entry, Owned::borrowed(entry->cast.get())};
 }
 
@@ -354,27 +351,22 @@ Owned part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
 
 }  // namespace
 
-void Entry::hold(Owned made, Owned its_holder, Layout its_layout, Owned options) {
-  const char* made_storage = made && its_layout == Layout::plain ? host::storage_of(made.get()) : nullptr;
+void Entry::hold(Owned made, Owned its_holder) {
+  const char* made_storage = made ? host::storage_of(made.get()) : nullptr;
   if (made_storage != nullptr) cache().casts.insert(made_storage);
-  untracked_uses = 0;
   if (cast) {
     counts.bytes -= bytes();
     (*memory_limits)[device].kept -= bytes();
     --counts.weights;
-    if (layout != Layout::plain) --counts.packed;
   }
-  const Owned former_options = std::exchange(packed_for, std::move(options));
   const Owned former_cast = std::exchange(cast, std::move(made));
   const Owned former_holder = std::exchange(holder, std::move(its_holder));
-  layout = its_layout;
   if (cast_storage != nullptr) cache().casts.erase(cast_storage);
   cast_storage = made_storage;
   if (cast) {
     counts.bytes += bytes();
     (*memory_limits)[device].kept += bytes();
     ++counts.weights;
-    if (layout != Layout::plain) ++counts.packed;
   }
 }
 
@@ -393,7 +385,7 @@ void configure(Settings wanted) noexcept {
 Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements) {
   const bool records = tracking != Tracking::none;
   std::shared_ptr<Entry> held;
-  auto [entry, cast] = valid_cast(weight, to, records, held, elements);
+  auto [entry, cast] = valid_cast(weight, to, held, elements);
   if (entry == nullptr || !records || !host::requires_grad(weight)) return std::move(cast);
   return as_part_of_graph(weight, entry->geometry.sizes, entry->size.get(), cast.get(), tracking);
 }
@@ -412,7 +404,7 @@ Owned cached_part(PyObject* view, Kind to, Tracking tracking, std::int64_t& elem
     return nullptr;
   }
   std::shared_ptr<Entry> held;
-  auto [entry, cast] = valid_cast(base.weight(), to, records, held, elements);
+  auto [entry, cast] = valid_cast(base.weight(), to, held, elements);
   Owned made = entry == nullptr ? nullptr : part_of(*entry, cast.get(), part);
   if (!made || !is_recorded) return made;
   return as_part_of_graph(view, part.sizes, nullptr, made.get(), tracking);

@@ -127,7 +127,6 @@ struct Statistics {
   std::array<std::uint64_t, refusals> refused{};  // calls with a weight that could not be cached, by reason
   std::uint64_t products = 0;                     // products with a weight that our own kernels computed
   std::uint64_t weights = 0;                      // casts that are cached now
-  std::uint64_t packed = 0;                       // of these, in a packed layout
   std::uint64_t bytes = 0;                        // the size of all cached casts
 };
 Statistics statistics() noexcept;

@@ -31,18 +31,12 @@ using Samples = std::array<std::uint32_t, sample_count>;
 constexpr int on_cpu = -1;
 constexpr int on_no_accelerator = -2;  // on a device on which no casts are cached
 
-enum class Layout : std::uint8_t {
-  plain,    // a tensor with the weight's sizes and strides
-  library,  // in the layout of torch's CPU library, for calls that autograd does not track
-};
-
 struct Entry {
   PyObject* weight = nullptr;          // borrowed
   Owned reference;                     // a weak reference to the weight, whose callback drops the entry
   Owned cast;                          // null if no cast is cached at the moment
-  const char* cast_storage = nullptr;  // of a plain cast
+  const char* cast_storage = nullptr;
   Owned holder;                        // holds the cast in C++ as well (host::make_holder), or null
-  Layout layout = Layout::plain;
   Kind to = Kind::bf16;
   Snapshot snapshot;           // of the weight, before the cast was made
   std::uint32_t doubts = 1;    // how often code may have changed the weight without its version
@@ -51,10 +45,6 @@ struct Entry {
   bool is_lent = false;        // NumPy or DLPack may have its memory, until the weight owns it alone again
   std::vector<Owned> aliases;  // weak references to tensors that have its memory and a version counter of their own
   Refusal refusal{};           // the reason for the last refusal
-  std::uint32_t untracked_uses = 0;     // uses in a row that autograd did not track
-  std::uint32_t uses_without_pack = 0;  // such uses for which the packed form was of no use
-  std::uint32_t probed = 0;             // convolutions with reordered images that were tried
-  Owned packed_for;                     // the options of the convolution that the library's packed form is for
   host::Geometry geometry;              // of the weight at that time; without values: unknown
   Owned size;                           // the weight's sizes as a tuple
   int device = on_cpu;                  // the number of the weight's accelerator
@@ -71,9 +61,8 @@ struct Entry {
 
   [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
   // Replaces the cast. Releases the former one last, since that may run other code.
-  void hold(Owned made, Owned its_holder, Layout its_layout = Layout::plain, Owned options = nullptr);
+  void hold(Owned made, Owned its_holder);
   void drop() { hold(nullptr, nullptr); }
-  [[nodiscard]] bool has(Layout wanted) const { return cast && layout == wanted; }
   // True if the next operation on the weight's device may read the cast: the device's current stream has made it, or
   // has waited for the stream that has.
   [[nodiscard]] bool is_ready_here() const {
@@ -116,7 +105,7 @@ struct Cache {
   std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
   // The entries by the storages in their snapshots.
   std::unordered_multimap<const char*, Entry*> by_storage;
-  // The storages of the cached plain casts.
+  // The storages of the cached casts.
   std::unordered_set<const char*> casts;
 };
 

@@ -2,6 +2,5 @@ target_sources(_core PRIVATE
   src/weights/bindings.cpp
   src/weights/cache.cpp
   src/weights/escapes.cpp
-  src/weights/packs.cpp
   src/weights/memory_limit.cpp
 )

@@ -21,48 +21,6 @@ _METHODS = Assumption(
     otherwise="no casts of weights are kept",
 )
 
-_LINEAR = Assumption(
-    "torch.linear-builtin",
-    assumed="`torch._C._nn.linear` is the builtin that torch.nn.functional has as `linear`",
-    check="it is",
-    otherwise="`linear` is computed by torch's own function",
-)
-
-_OPERATORS = Assumption(
-    "torch.packing-operators",
-    assumed="torch.ops.mkldnn has operators that pack weights of linear layers and convolutions, and compute with them",
-    check="each is there, with its builtin and the arguments that are given; `_is_mkldnn_bf16_supported` answers",
-    otherwise="weights are not packed for torch's own library",
-)
-
-
-def _has_linear() -> bool:
-    return torch._C._nn.linear is torch.nn.functional.linear
-
-
-#: The torch functions that our kernels or packed weights can replace. They come from `torch._C`, since a script may
-#: have replaced those in `torch`.
-_PACKED: dict[str, Any] = {
-    **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
-    "conv2d": torch._C._VariableFunctions.conv2d,
-    "addmm": torch._C._VariableFunctions.addmm,
-    "mm": torch._C._VariableFunctions.mm,
-    "matmul": torch._C._VariableFunctions.matmul,
-}
-
-#: The operators of ``torch.ops.mkldnn`` that pack weights and compute. The other functions have only our own kernels.
-_PACKING_OPERATORS = {
-    "linear": ("_reorder_linear_weight", "_linear_pointwise"),
-    "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise"),
-}
-#: The names of their arguments, in the order in which the core passes them.
-_TAKE = {
-    "_reorder_linear_weight": "self batch_size",
-    "_linear_pointwise": "X W B attr scalars algorithm",
-    "_reorder_convolution_weight": "self padding stride dilation groups input_size",
-    "_convolution_pointwise": "X W B padding stride dilation groups attr scalars algorithm",
-}
-
 #: A view of a weight with fewer elements is cast separately: finding the weight and the same part of its cast takes
 #: as long.
 LEAST_PART = 1 << 14
@@ -79,15 +37,11 @@ class WeightCache(Patch):
     """The cache of casts."""
 
     def install(self, settings: Settings) -> None:
-        packed, limit = settings.options.packed_weights, settings.options.weight_cache_limit
+        limit = settings.options.weight_cache_limit
         if not (settings.options.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
         _core.weights_tap(_methods())
-        operators = packing_operators() if packed else {}
-        for what, function in _PACKED.items() if "products" in _core.accelerators else ():
-            plain = _core.unpatched_copy(function) if packed else None
-            _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.unpatched_copy(torch.ops.aten._unsafe_view.default._op)
         most_bytes = None if limit is None else min(limit, _LARGEST_LIMIT)
         _core.weights_configure(
@@ -127,24 +81,3 @@ def _has_methods() -> bool:
     if missing:
         raise UnmetError(f"{', '.join(missing)} missing")
     return True
-
-
-def packing_operators() -> dict[str, tuple[Any, Any]]:
-    """Returns torch's private operators that pack weights of linear layers and convolutions, and compute with them.
-
-    The result is empty if this torch lacks the operators, or this CPU lacks what they need."""
-    if not holds(_OPERATORS, _find_operators) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return {}
-    return _find_operators()
-
-
-def _find_operators() -> dict[str, tuple[Any, Any]]:
-    torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    for name, taken in _TAKE.items():
-        arguments = getattr(torch.ops.mkldnn, name).default._schema.arguments
-        if [one.name for one in arguments] != taken.split():
-            raise UnmetError(f"torch.ops.mkldnn.{name} takes {', '.join(one.name for one in arguments)}")
-    return {
-        what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
-        for what, (pack, call) in _PACKING_OPERATORS.items()
-    }

@@ -81,8 +81,8 @@ function weightsInWords(weights) {
   const again = weights.refreshed_bytes > 0 ? ` (${size(weights.refreshed_bytes)})` : "";
   const reasons = Object.entries(weights.reasons).map(([reason, times]) => `${reason}: ${count(times)}`);
   return (
-    `Casts of ${counted(weights.weights, "weight")} are kept (${size(weights.bytes)}, ` +
-    `${count(weights.packed)} packed), used ${counted(weights.hits, "time")}, refreshed ` +
+    `Casts of ${counted(weights.weights, "weight")} are kept (${size(weights.bytes)}), ` +
+    `used ${counted(weights.hits, "time")}, refreshed ` +
     `${counted(weights.refreshes, "time")}${again}, not kept ${counted(weights.refused, "time")}` +
     (reasons.length > 0 ? ` (${reasons.join(", ")}).` : ".") +
     (weights.products > 0 ? ` habana_mp's kernels computed ${counted(weights.products, "product")} with weights.` : "")

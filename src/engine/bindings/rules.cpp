@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
+#include "engine/products.hpp"
 #include "engine/rule.hpp"
 #include "engine/state.hpp"
 #include "engine/target.hpp"
@@ -17,7 +18,6 @@
 #include "pybind.hpp"
 #include "rules/decision.hpp"
 #include "weights/cache.hpp"
-#include "weights/packs.hpp"
 
 namespace habana_mp {
 
@@ -127,11 +127,20 @@ void set_condition(Rule& rule, const std::string& name, const py::object& functi
   rule.conditions.*found->member = immortal_or_null(function);
 }
 
+engine::ProductForm form_named(std::string_view name) {
+  static constexpr std::string_view names[] = {"",    "linear",      "addmm",                  "mm",   "matmul",
+                                               "bmm", "convolution", "transposed_convolution", "other"};
+  static_assert(std::size(names) == engine::product_forms);
+  const auto found = std::ranges::find(names, name);
+  if (found == std::end(names)) throw std::invalid_argument("unknown form of a product: " + std::string(name));
+  return static_cast<engine::ProductForm>(found - std::begin(names));
+}
+
 Rule make_rule(const std::string& action, const std::string& precision, const std::string& why,
                const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
                const py::tuple& target_keywords,
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
-               const std::map<std::string, py::object>& conditions, const std::string& packs) {
+               const std::map<std::string, py::object>& conditions, const std::string& form) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == rules::Action::precision) rule.to = precision_of(precision);
@@ -144,7 +153,7 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
     rule.conditions.sparse_position = sparse_gradient->second;
   }
   for (const auto& [name, function] : conditions) set_condition(rule, name, function);
-  rule.execution.packs = weights::packs_named(packs);
+  rule.execution.form = form_named(form);
   return rule;
 }
 
@@ -160,7 +169,17 @@ void register_rules(py::module_& module) {
            py::arg("precision") = "", py::arg("why") = "", py::arg("traits") = std::vector<std::string_view>(),
            py::arg("castable") = std::nullopt, py::arg("target_keywords") = py::tuple(),
            py::arg("sparse_gradient") = std::nullopt, py::arg("conditions") = std::map<std::string, py::object>(),
-           py::arg("packs") = "");
+           py::arg("product_form") = "");
+  module.def(
+      "set_products",
+      [](bool multiplies_bf16, bool multiplies_f16, const std::map<std::string, py::object>& tracked) {
+        engine::ProductSettings wanted{multiplies_bf16, multiplies_f16, {}};
+        for (const auto& [form, function] : tracked) {
+          wanted.tracked[static_cast<std::size_t>(form_named(form))] = Owned::borrowed(function.ptr());
+        }
+        const engine::ProductSettings former = std::exchange(*engine::product_settings, std::move(wanted));
+      },
+      py::arg("multiplies_bf16"), py::arg("multiplies_f16"), py::arg("tracked"));
   py::tuple names(std::size(traits));
   for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].name);
   module.attr("traits") = names;

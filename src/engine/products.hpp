@@ -1,0 +1,38 @@
+// Products in lower precision, once their operands are. A product is one thing on every processor: the operands are
+// rounded, their products are summed in float32, and the sum is rounded once. A processor without instructions for it
+// computes in float32 with the rounded operands.
+#pragma once
+
+#include <array>
+
+#include "engine/cast_arguments.hpp"
+
+namespace habana_mp::engine {
+
+struct ProductSettings {
+  // True if the processor, and torch's library for it, multiply numbers of this kind.
+  bool multiplies_bf16 = true;
+  bool multiplies_f16 = true;
+  // By form: a Python function for calls that autograd tracks, which takes the arguments of the call and returns its
+  // result or NotImplemented; or null.
+  std::array<Owned, product_forms> tracked;
+};
+extern NeverDestroyed<ProductSettings> product_settings;
+
+// True if products of this kind are computed in float32 here.
+inline bool lacks_instructions(Kind kind) noexcept {
+  return kind == Kind::bf16 ? !product_settings->multiplies_bf16
+                            : kind == Kind::f16 && !product_settings->multiplies_f16;
+}
+
+// True if this call with tensors in `to` is not computed by torch's function for that precision.
+inline bool is_computed_here(const Rule& rule, Kind to, bool records) noexcept {
+  const ProductForm form = rule.execution.form;
+  return form != ProductForm::none && is_lower(to) && (lacks_instructions(to) || (!records && has_weight(form)));
+}
+
+// Calls an operation with its arguments, whose castable tensors are in `to`. `records`: autograd is on. With
+// `in_float32` it is computed in float32 on every processor. Returns null with an exception set if it fails.
+Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool records, bool in_float32);
+
+}  // namespace habana_mp::engine
