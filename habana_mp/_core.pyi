@@ -25,17 +25,16 @@ def kernels_multiply(
     weight: NDArray[np.uint16],
     bias: NDArray[np.uint16] | None,
     result: NDArray[np.uint16],
-    order: str,
-    block: int,
-    threads: int,
+    path: str,
+    is_float16: bool = False,
+    threads: int = 1,
     inner_first: bool = False,
 ) -> None:
-    """For tests. All arrays hold bits of bfloat16. The weight is [outer][inner], or [inner][outer] if `inner_first`.
-    `order` is one of kernels_orders(). "lanes" and "dots" ignore the block."""
+    """For tests. All arrays hold bits of bfloat16 or float16. The weight is [outer][inner], or [inner][outer] if
+    `inner_first`. `path` is one of kernels_paths()."""
 
-def kernels_orders() -> list[str]:
-    """Returns the orders in which kernels here can sum: some of "pairs", "lanes", "tiles" and "dots". If the processor
-    has tiles, this asks the operating system for permission to use them."""
+def kernels_multiplies_bfloat16() -> bool:
+    """True if the instruction set in use multiplies bfloat16."""
 
 def kernels_path() -> str: ...
 def kernels_paths() -> list[str]: ...
@@ -100,8 +99,16 @@ class Rule:
         target_keywords: tuple[str, ...] = (),
         sparse_gradient: tuple[str, int] | None = None,
         conditions: dict[str, Callable[..., Any]] = ...,
-        packs: str = "",
+        product_form: str = "",
     ) -> None: ...
+
+def set_products(multiplies_bf16: bool, multiplies_f16: bool, tracked: dict[str, Callable[..., Any]]) -> None:
+    """Sets which precisions the processor multiplies, and, by form, the functions that make products which autograd
+    tracks where it does not. They take the arguments of the call and return its result or NotImplemented."""
+
+def multiply(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Returns the product of rows and a weight [outer][inner] in one lower precision, by our kernels, without autograd.
+    Returns None if they do not take such tensors. Part of the accelerator "products"."""
 
 class Composite:
     """A Python function of torch that lists may cover. ``called`` does what its calls did before they came here."""
@@ -407,6 +414,10 @@ def call_backward(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def number_of_suspension() -> int:
     """Returns the number of the region in which the lists that apply here are suspended."""
 
+def exchange_runs_again(runs_again: bool) -> bool:
+    """Sets if this thread runs a block, without autograd, that a reentrant checkpoint will run again with it. Returns
+    the former value."""
+
 def current_state() -> int:
     """Returns everything in this thread that decides if there are casts, and by which rules."""
 
@@ -511,16 +522,6 @@ def weights_tap(methods: dict[str, Any]) -> None:
     version counter, by their names; None stands for one that this torch lacks."""
 
 def weights_untap() -> None: ...
-def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
-    """Sets what an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it,
-    or None; and torch's function, not intercepted, or None to switch packing off."""
-
-def weights_assume_products(
-    what: Literal["library", "own in any order", "nothing", "measured"],
-) -> None:
-    """For tests: sets what computes products and convolutions. The library packs each weight, without a measurement. In
-    any order: our kernels, even if they return other bits than torch's function."""
-
 def weights_are_kept_in(tensor: Any) -> bool:
     """True if this tensor has the memory of a cached cast."""
 

@@ -29,7 +29,7 @@ def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -
     return input.device.type != "cpu" or bool(library.is_available() and (library.enabled or _is_exporting()))
 
 
-_cell = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True)
+_cell = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True, product_form="other")
 _layer = partial(_cell, is_recurrent=True, products_inside=True)
 
 ROWS = (

@@ -14,6 +14,7 @@ from typing import Any, Literal, ParamSpec, TextIO, TypeVar, get_args
 
 import torch
 
+from habana_mp.common.errors import warn
 from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
@@ -69,6 +70,11 @@ def _meant_by(given: object) -> str:
         return f"; for the lists of that name write `preset={given!r}`"
     meant = given.upper().replace("0", "O", 1)
     return f'; write "{meant}" with the letter O' if meant in _LEVELS else ""
+
+
+def _without_effect(name: str, value: object) -> None:
+    if value is not None:
+        warn(f"`{name}` has no effect: no weight is packed any more. Leave it out")
 
 
 def _switch(name: str, given: object) -> bool:
@@ -331,12 +337,10 @@ class Options:
         _limit,
         more="weights.md#memory",
     )
-    packed_weights: bool = _option(
-        True,
-        "Computes linear layers and other products with a weight by habana_mp's own kernels, and caches the weights of "
-        "``conv2d`` in the layout of the CPU's library. Only if autograd does not track the call, and with the bits of "
-        "torch's own function.",
-        _switch,
+    packed_weights: bool | None = _option(
+        None,
+        "Has no effect, and is accepted with a warning: no weight is packed.",
+        _without_effect,
         more="weights.md#products-with-a-weight",
     )
     reuse_memory: bool = _option(

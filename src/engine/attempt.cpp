@@ -109,6 +109,7 @@ bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, At
 Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Py_ssize_t place = position_of_weights(call);
+  if (lacks_instructions(to) && !host::is_traced()) return call_layer_in_float32(call, to, place, attempt.context);
   if (place < 0 || host::is_traced() || !are_plain(arguments.values[place])) {
     for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
       if (host::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.context.casts;
@@ -126,7 +127,7 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
 Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt& attempt) {
   CastContext& context = attempt.context;
   const Rule& rule = call.rule;
-  const bool computes = attempt.in_float32 || is_computed_here(rule, to, records);
+  const bool computes = attempt.in_float32 || is_computed_here(rule, to, computes_as_tracked());
   const bool is_on_cpu = host::is_plain_on_cpu(call.arguments.values[0]);
   const bool may_leave_casts = is_on_cpu ? records && !computes : true;
   const auto [autocast, are_all] =
@@ -140,33 +141,8 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
   if (context.has_autocast_casts) return call_and_cast_inside(call.target, cast.arguments(), to, *autocast);
-  return computes ? call_lowered(call, cast.arguments(), to, records, attempt.in_float32)
+  return computes ? call_lowered(call, cast.arguments(), to, attempt.in_float32)
                   : Owned(call_without_modes(call.target, cast.arguments()));
-}
-
-// True if the call adds a bias to its product.
-bool has_bias(const Arguments& arguments) { return arguments.positional == 3 && arguments.values[2] != Py_None; }
-
-// True for a product of a tensor with unevenly spaced rows (tensor::has_uneven_rows) and a matrix.
-bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
-  if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return false;
-  const Py_ssize_t tensors = has_bias(arguments) ? 3 : 2;
-  for (Py_ssize_t i = 0; i < tensors; ++i) {
-    if (!is_floating(reading.kinds[i]) || !host::is_plain_tensor(arguments.values[i])) return false;
-  }
-  DLTensor matrix;
-  return tensor::has_uneven_rows(arguments.values[0], !has_bias(arguments)) &&
-         host::view_on_cpu(arguments.values[1], matrix) && matrix.ndim == 2;
-}
-
-// Adds the bias to the rounded product, in place. Torch does the same for such rows. Returns false with an exception
-// set on failure.
-bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, CastContext& context) {
-  Owned cast = cast_item(rule, bias, kind, to, context);
-  if (!cast) return false;
-  const bool added = tensor::add_in_place(result, cast.get());
-  release_cast(std::move(cast), context.transient);
-  return added;
 }
 
 // Attempts the call with a copy of the first input whose rows are evenly spaced. A tracer's tensor has no memory yet,
@@ -183,29 +159,6 @@ Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   if (rows) values[0] = rows.get();
   const Arguments given{values.data(), arguments.positional, arguments.keywords};
   return attempt_with_given_layout({call.target, call.rule, given, call.reading}, to, false, attempt);
-}
-
-Owned attempt_with_even_rows(const Call& call, Kind to, Attempt& attempt) {
-  const auto& [target, rule, arguments, reading] = call;
-  tensor::CastResult seen;
-  const tensor::Transient rows(tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen), true);
-  if (!rows) return attempt_with_given_layout(call, to, false, attempt);
-  PyObject* const values[] = {rows.get(), arguments.values[1]};
-  Reading in_rows(2);
-  in_rows.present = reading.present;
-  in_rows.kinds[0] = to;
-  in_rows.kinds[1] = reading.kinds[1];
-  const Arguments given{values, 2, nullptr};
-  Owned result = attempt_with_given_layout({target, rule, given, in_rows}, to, false, attempt);
-  if (reading.kinds[0] != to) {
-    ++attempt.context.casts;
-    attempt.context.made.bytes += seen.bytes;
-  }
-  if (result && has_bias(arguments) &&
-      !add_bias(rule, result.get(), arguments.values[2], reading.kinds[2], to, attempt.context)) {
-    result.reset();
-  }
-  return result;
 }
 
 }  // namespace
@@ -233,11 +186,10 @@ Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = host::grad_is_enabled();
-  if (call.rule.execution.in_rows != nullptr && !records && to != Kind::f32) {
-    if (is_of_uneven_rows(arguments, call.reading)) return attempt_with_even_rows(call, to, attempt);
-    if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
-      return attempt_with_traced_rows(call, to, attempt);
-    }
+  const bool may_be_traced = call.rule.execution.in_rows != nullptr && !records && to != Kind::f32;
+  if (may_be_traced && arguments.positional > 1 && host::holds_subclass(arguments.values, 1) &&
+      host::is_intercepted()) {
+    return attempt_with_traced_rows(call, to, attempt);
   }
   return attempt_with_given_layout(call, to, records, attempt);
 }

@@ -101,9 +101,8 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
 PyObject* call_as_written(const Facts& facts, const Plan& plan) {
   const bool is_seen = host::function_mode_is_on();
   if (facts.rule.execution.form != ProductForm::none && !is_seen) {
-    const bool records = host::grad_is_enabled();
-    if (is_computed_here(facts.rule, plan.to, records)) {
-      return call_lowered(facts, facts.arguments, plan.to, records, false).release();
+    if (is_computed_here(facts.rule, plan.to, computes_as_tracked())) {
+      return call_lowered(facts, facts.arguments, plan.to, false).release();
     }
   }
   return facts.target.equivalent && !is_seen ? call_without_modes(facts.target, facts.arguments)

@@ -47,15 +47,20 @@ Operands look_at(const Arguments& arguments) {
   return seen;
 }
 
-// Makes the call in float32 with the values that the operands have, and rounds the result.
-Owned compute_in_float32(const Call& call, const Arguments& arguments, Kind to, bool records) {
+// Makes the call in float32 with the values that the operands have. Returns the sum.
+Owned call_in_float32(const Call& call, const Arguments& arguments, CastContext context) {
   Reading reading(arguments.count());
   read(call.rule, arguments, reading);
-  CastContext context;
-  context.may_reuse_memory = !records && call.rule.takes_weights_once();
   CastArguments wide(arguments);
   if (!wide.make(call.rule, reading, Kind::f32, context)) return nullptr;
-  const Owned sum(call_without_modes(call.target, wide.arguments()));
+  return Owned(call_without_modes(call.target, wide.arguments()));
+}
+
+// The same, with the result rounded.
+Owned compute_in_float32(const Call& call, const Arguments& arguments, Kind to) {
+  CastContext context;
+  context.may_reuse_memory = !host::grad_is_enabled() && call.rule.takes_weights_once();
+  const Owned sum = call_in_float32(call, arguments, context);
   return sum ? rounded(sum.get(), to, context) : nullptr;
 }
 
@@ -71,28 +76,35 @@ Owned call_tracked(ProductForm form, const Arguments& arguments) {
 
 }  // namespace
 
-Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool records, bool in_float32) {
+Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool in_float32) {
   const ProductForm form = call.rule.execution.form;
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
-  const bool is_traced = host::is_traced();
-  if (in_float32 && is_traced) return compute_in_float32(call, arguments, to, records);
-  in_float32 = in_float32 || lacks_instructions(to);
-  if (is_traced || (records && !in_float32)) return by_torch();
-  const Operands operands = records || in_float32 ? look_at(arguments) : Operands();
-  if (!operands.are_plain) return by_torch();
-  if (!records || !operands.are_tracked) {
-    if (accelerators.multiply != nullptr && has_weight(form)) {
-      Owned result = accelerators.multiply(form, arguments, to);
-      if (result || PyErr_Occurred() != nullptr) return result;
-    }
-  } else if (operands.values >= least_values_tracked) {
+  if (in_float32 && host::is_traced()) return compute_in_float32(call, arguments, to);
+  const bool tracked = computes_as_tracked();
+  const bool lacks = lacks_instructions(to);
+  in_float32 = in_float32 || lacks;
+  if (host::is_traced() || (tracked && !in_float32)) return by_torch();
+  const Operands operands = in_float32 ? look_at(arguments) : Operands();
+  if (!operands.are_plain || (tracked && lacks && operands.values < least_values_tracked)) return by_torch();
+  if (operands.are_tracked && host::grad_is_enabled()) {
     Owned result = call_tracked(form, arguments);
     if (result || PyErr_Occurred() != nullptr) return result;
-  } else if (lacks_instructions(to)) {
-    return by_torch();
+  } else if (accelerators.multiply != nullptr && has_weight(form)) {
+    Owned result = accelerators.multiply(form, arguments, to);
+    if (result || PyErr_Occurred() != nullptr) return result;
   }
-  return in_float32 ? compute_in_float32(call, arguments, to, records) : by_torch();
+  return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
+}
+
+Owned call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_weights, CastContext& context) {
+  Reading operands(call.arguments.count());
+  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
+    operands.kinds[i] = i == 0 || i == position_of_weights ? call.reading.kinds[i] : Kind::other;
+  }
+  CastArguments rounded_ones(call.arguments);
+  if (!rounded_ones.make(call.rule, operands, to, context)) return nullptr;
+  return call_in_float32(call, rounded_ones.arguments(), {});
 }
 
 }  // namespace habana_mp::engine

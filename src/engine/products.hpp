@@ -6,6 +6,7 @@
 #include <array>
 
 #include "engine/cast_arguments.hpp"
+#include "engine/state.hpp"
 
 namespace habana_mp::engine {
 
@@ -25,14 +26,20 @@ inline bool lacks_instructions(Kind kind) noexcept {
                             : kind == Kind::f16 && !product_settings->multiplies_f16;
 }
 
-// True if this call with tensors in `to` is not computed by torch's function for that precision.
-inline bool is_computed_here(const Rule& rule, Kind to, bool records) noexcept {
+// True if products are computed as those that autograd tracks.
+inline bool computes_as_tracked() noexcept { return host::grad_is_enabled() || thread_state.runs_again; }
+
+// True if this call with tensors in `to` is not computed by torch's function for that precision. `tracked`: as above.
+inline bool is_computed_here(const Rule& rule, Kind to, bool tracked) noexcept {
   const ProductForm form = rule.execution.form;
-  return form != ProductForm::none && is_lower(to) && (lacks_instructions(to) || (!records && has_weight(form)));
+  return form != ProductForm::none && is_lower(to) && (lacks_instructions(to) || (!tracked && has_weight(form)));
 }
 
-// Calls an operation with its arguments, whose castable tensors are in `to`. `records`: autograd is on. With
-// `in_float32` it is computed in float32 on every processor. Returns null with an exception set if it fails.
-Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool records, bool in_float32);
+// Calls an operation with its arguments, whose castable tensors are in `to`. With `in_float32` it is computed in
+// float32 on every processor. Returns null with an exception set if it fails.
+Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool in_float32);
+
+// Calls a recurrent layer in float32, with the input and the weights rounded to `to`. Its state is not rounded.
+Owned call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_weights, CastContext& context);
 
 }  // namespace habana_mp::engine

@@ -38,6 +38,9 @@ struct ThreadState {
   const struct Target* running_operator = nullptr;
   // The installation under which torch.autocast's regions were entered.
   std::uint32_t installation = 0;
+  // True in the first run, without autograd, of a block that a reentrant checkpoint will run again. Products are
+  // computed as in the second run, so that both have the same bits.
+  bool runs_again = false;
   // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
 };

@@ -38,8 +38,6 @@ struct Functions {
   bool (*function_mode_enabled)() = nullptr;
   int (*get_num_threads)() = nullptr;
   std::uint64_t (*next_sequence_number)() = nullptr;
-  void* (*context)() = nullptr;
-  bool (*onednn_is_enabled)(const void*) = nullptr;
   KeyFlag functorch;
   KeyFlag functionalize;
   KeyFlag pre_dispatch;
@@ -65,9 +63,6 @@ Functions find_functions() {
         "bool torch_function_mode_enabled();"},
        found.function_mode_enabled);
   find({cpu, "_ZN2at15get_num_threadsEv", "ATen/Parallel.h", "int get_num_threads();"}, found.get_num_threads);
-  find({cpu, "_ZN2at13globalContextEv", "ATen/Context.h", "Context& globalContext();"}, found.context);
-  find({cpu, "_ZNK2at7Context17userEnabledMkldnnEv", "ATen/Context.h", "bool userEnabledMkldnn() const;"},
-       found.onednn_is_enabled);
   if (api.next_sequence_number != nullptr) {
     find({cpu, "_ZN2at15sequence_number4peekEv", "ATen/SequenceNumber.h", "uint64_t peek();"},
          found.next_sequence_number);
@@ -146,11 +141,6 @@ bool agree_with_python(const Functions& found) {
   if (found.next_sequence_number != nullptr) {
     const Owned number(PyObject_CallNoArgs(api.next_sequence_number));
     agree = agree && number && PyLong_AsUnsignedLongLong(number.get()) == found.next_sequence_number();
-  }
-  if (found.context != nullptr && found.onednn_is_enabled != nullptr) {
-    // All threads share this setting, so it is not switched here.
-    const bool is_on = is_true(PyObject_CallNoArgs(api.is_mkldnn_enabled), false);
-    agree = agree && found.onednn_is_enabled(found.context()) == is_on;
   }
   return agree;
 }
@@ -276,13 +266,6 @@ unsigned torch_threads() noexcept {
 bool function_mode_is_on() noexcept {
   if (functions.function_mode_enabled != nullptr) return functions.function_mode_enabled();
   return is_true(PyObject_CallNoArgs(api.is_function_mode_on), false);
-}
-
-bool onednn_is_enabled() noexcept {
-  if (functions.context != nullptr && functions.onednn_is_enabled != nullptr) {
-    return functions.onednn_is_enabled(functions.context());
-  }
-  return is_true(PyObject_CallNoArgs(api.is_mkldnn_enabled), false);
 }
 
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {

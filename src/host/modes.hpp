@@ -27,9 +27,6 @@ bool is_transformed() noexcept;
 // True if a function mode is active in this thread.
 bool function_mode_is_on() noexcept;
 
-// True unless the user has switched off oneDNN, torch's library for the CPU.
-bool onednn_is_enabled() noexcept;
-
 // Returns the number of threads that torch uses, for kernels that run long.
 unsigned torch_threads() noexcept;
 

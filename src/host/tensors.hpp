@@ -50,25 +50,12 @@ inline Owned convert_by_torch(PyObject* tensor, Kind to) {
   return Owned(method(tensor, no_arguments, nullptr));
 }
 
-inline bool add_in_place(PyObject* tensor, PyObject* other) {
-  const Owned arguments(PyTuple_Pack(1, other));
-  if (!arguments) return false;
-  const auto add = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(api.add_in_place));
-  return static_cast<bool>(Owned(add(tensor, arguments.get(), nullptr)));
-}
-
 inline bool set_data(PyObject* tensor, PyObject* data) { return api.set_data(tensor, data, api.data->closure) == 0; }
 
 // Returns the tensor that this one is a view of, or None.
 inline Owned base_of(PyObject* view) { return Owned(api.get_base->get(view, api.get_base->closure)); }
 
 inline Owned from_dlpack(PyObject* capsule) { return Owned(PyObject_CallOneArg(api.from_dlpack, capsule)); }
-
-// Calls torch.empty_like(tensor, memory_format=torch.channels_last). `keyword` is a tuple with that name.
-inline Owned empty_in_channels_last(PyObject* like, PyObject* keyword) {
-  PyObject* const values[] = {like, api.channels_last_order};
-  return Owned(PyObject_Vectorcall(api.empty_like, values, 1, keyword));
-}
 
 // ---- properties -----------------------------------------------------------------------------------------------------
 // False also if torch raises. They set no exception.

@@ -122,8 +122,6 @@ bool bind_torch() {
       {"complex64", &found.complex64},
       {"complex128", &found.complex128},
       {"get_num_threads", &found.get_num_threads},
-      {"empty_like", &found.empty_like},
-      {"channels_last", &found.channels_last_order},
       {"strided", &found.strided},
       {"jagged", &found.jagged},
       {"OutOfMemoryError", &found.out_of_memory_error},
@@ -138,8 +136,6 @@ bool bind_torch() {
   if (found.tracing_state == nullptr) return false;
   found.dispatch_stack_length = attribute(c, "_len_torch_dispatch_stack");
   if (found.dispatch_stack_length == nullptr) return false;
-  found.is_mkldnn_enabled = attribute(c, "_get_mkldnn_enabled");
-  if (found.is_mkldnn_enabled == nullptr) return false;
   found.from_dlpack = attribute(c, "_from_dlpack");
   if (found.from_dlpack == nullptr) return false;
   found.has_torch_function = attribute(c, "_has_torch_function");
@@ -181,7 +177,6 @@ bool bind_torch() {
   if (!find_method(found.tensor_base, "float", found.to_float32, with_keywords) ||
       !find_method(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
       !find_method(found.tensor_base, "half", found.to_float16, with_keywords) ||
-      !find_method(found.tensor_base, "add_", found.add_in_place, with_keywords) ||
       !find_method(found.tensor_base, "as_strided", found.as_strided, with_keywords) ||
       !find_method(found.tensor_base, "is_neg", found.is_neg) ||
       !find_method(found.tensor_base, "is_inference", found.is_inference) ||

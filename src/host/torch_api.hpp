@@ -29,7 +29,6 @@ struct TorchApi {
   PyCFunction to_float32 = nullptr;    // Tensor.float
   PyCFunction to_bfloat16 = nullptr;   // Tensor.bfloat16
   PyCFunction to_float16 = nullptr;    // Tensor.half
-  PyCFunction add_in_place = nullptr;  // Tensor.add_; takes a tuple and a dictionary
   PyCFunction as_strided = nullptr;    // Tensor.as_strided; takes the same
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
@@ -41,13 +40,10 @@ struct TorchApi {
   PyGetSetDef* data = nullptr;
   setter set_data = nullptr;  // torch's own setter, also while a stub is in the definition
   PyObject* get_num_threads = nullptr;
-  PyObject* is_mkldnn_enabled = nullptr;  // torch._C._get_mkldnn_enabled
   PyObject* out_of_memory_error = nullptr;
-  PyObject* empty_like = nullptr;
   PyObject* strided = nullptr;  // the layout of dense tensors; the next is that of nested ones
   PyObject* jagged = nullptr;
   PyObject* from_dlpack = nullptr;          // torch._C._from_dlpack
-  PyObject* channels_last_order = nullptr;  // torch.channels_last
   // Dispatch keys (torch._C.DispatchKey) under which even the creation of a tensor is intercepted, and the functions
   // that report them.
   PyObject* functorch_key = nullptr;

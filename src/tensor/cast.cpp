@@ -148,8 +148,6 @@ Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   return edge ? cast(edge.get(), from, to, seen) : nullptr;
 }
 
-bool add_in_place(PyObject* tensor, PyObject* other) noexcept { return host::add_in_place(tensor, other); }
-
 double largest(Kind kind) noexcept {
   switch (kind) {
     case Kind::bf16:

@@ -88,9 +88,6 @@ std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept;
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
-// Calls Tensor.add_ with two plain tensors. Returns false with a Python exception set if it fails.
-bool add_in_place(PyObject* tensor, PyObject* other) noexcept;
-
 // Returns the largest finite value of a precision.
 double largest(Kind kind) noexcept;
 

@@ -15,9 +15,7 @@ struct CastResult;
 struct CastMemory {
   // Memory that the next call reuses (accel/buffers).
   Owned (*cast_transient)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& transient) = nullptr;
-  bool (*has_uneven_rows)(PyObject* tensor, bool heeds_single_elements) noexcept = nullptr;
-  Owned (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) = nullptr;
-  Owned (*borrow)(const DLTensor& wanted, Kind kind) noexcept = nullptr;
+  Owned (*copy_in_rows)(PyObject* tensor, Kind kind) = nullptr;
   void (*give_back)(PyObject* cast) noexcept = nullptr;
   void (*forget)() noexcept = nullptr;
   // Large blocks (accel/blocks).
@@ -29,19 +27,6 @@ extern CastMemory cast_memory;
 // True if this much memory should be a block of its own.
 inline bool is_block(std::uint64_t bytes) noexcept {
   return cast_memory.is_block != nullptr && cast_memory.is_block(bytes);
-}
-
-// True if this CPU tensor has more than two dimensions, and its rows are not at equal distances in memory. Torch
-// respects the strides of dimensions of one element when it multiplies, but not when it adds a bias in the same
-// operation. Always false if no accelerator can make the rows even.
-inline bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
-  return cast_memory.has_uneven_rows != nullptr && cast_memory.has_uneven_rows(tensor, heeds_single_elements);
-}
-
-// Returns temporary memory of this kind with the layout of this view. The caller passes it to `give_back`. Returns
-// null, with no exception set, if none is free.
-inline Owned borrow(const DLTensor& wanted, Kind kind) noexcept {
-  return cast_memory.borrow == nullptr ? nullptr : cast_memory.borrow(wanted, kind);
 }
 
 // A tensor that is passed to `give_back` at the end of the scope, also after an exception, if `transient` is true.

@@ -206,7 +206,7 @@ def test_the_switch_of_the_log_takes_what_scripts_give_it(given: int | None, cap
     assert ("casting" in captured.out + captured.err) is bool(given)
 
 
-SWITCHES = ["isVerbose", "weight_cache", "packed_weights", "reuse_memory"]
+SWITCHES = ["isVerbose", "weight_cache", "reuse_memory"]
 
 
 @each("name", SWITCHES)

@@ -6,38 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
-from helpers import processor
-from helpers.processor import Call
+from helpers.processor import Call, kernels_product, own_kernels_compute
 from helpers.weights import products
-
-
-def assume(form: processor.Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor.assume_products(form)
-    if form == "own in any order":
-        draw_short_numbers(monkeypatch)
-
-
-def draw_short_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes random numbers have few bits from now on, so float32 sums their products without rounding, in any order."""
-
-    def draw(*sizes: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        shape = sizes[0] if sizes and not isinstance(sizes[0], int) else sizes
-        with hmp.disable_casts():
-            return (torch.randint(-8, 9, tuple(shape)) / 8).to(dtype)
-
-    def reset(layer: nn.Linear) -> None:
-        with torch.no_grad():
-            for one in layer.parameters():
-                one.copy_(draw(one.shape))
-
-    monkeypatch.setattr(torch, "randn", draw)
-    monkeypatch.setattr(nn.Linear, "reset_parameters", reset)
 
 
 def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -45,14 +20,6 @@ def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
     assert result.stride() == expected.stride()
     assert torch.equal(result.nan_to_num(), expected.nan_to_num())
     assert torch.equal(result.isnan(), expected.isnan())
-
-
-def linear_by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """Computes a layer in bfloat16 by torch alone. Without a gradient of the weight, torch computes some products
-    differently."""
-    with hmp.disable_casts():
-        bias = None if layer.bias is None else layer.bias.detach().bfloat16()
-        return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16().requires_grad_(), bias)
 
 
 INPUTS: dict[str, Callable[[], torch.Tensor]] = {
@@ -133,28 +100,35 @@ class Weighted(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.product.call(x, self.weight, self.bias)
 
-    def by_hand(self, x: torch.Tensor) -> torch.Tensor:
+    def by_torch(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product in bfloat16 by torch alone."""
         with hmp.disable_casts():
             weight = self.weight.detach().clone().bfloat16().requires_grad_()
             return self.product.call(x.bfloat16(), weight, self.bias.detach().bfloat16())
 
-    def is_served(self, x: torch.Tensor) -> bool:
-        """True if the package's kernels must compute this call here."""
-        product = self.product
-        outer, inner = self.weight.shape[::-1] if product.turned else self.weight.shape
-        return processor.own_kernels_serve(product.call, x, (outer, inner), turned=product.turned, bias=product.bias)
+    def by_kernels(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product by the package's kernels, without the engine."""
+        with hmp.disable_casts():
+            weight = self.weight.detach().bfloat16()
+            bias = self.bias.detach().bfloat16() if self.product.bias else None
+            outer_first = weight.t() if self.product.turned else weight
+            return kernels_product(x.bfloat16(), outer_first, bias, inner_first=self.product.turned)
+
+    def is_computed_by_kernels(self, x: torch.Tensor) -> bool:
+        """True if the package's kernels must compute such rows here, if they are stored one after the other."""
+        return own_kernels_compute(x.numel() // x.shape[-1], self.weight)
 
 
 #: The inputs whose rows are stored so that the package's kernels take them.
 IN_ROWS = {"one row", "rows", "many rows", "a batch", "four dimensions", "bfloat16", "rows of something wider"}
 
 
-def assert_call_is_right(layer: Weighted, x: torch.Tensor, *, served: bool | None = None) -> None:
-    """Asserts the bits of the result. ``served``: whether the package's kernels must compute it, if that matters."""
+def assert_call_is_right(layer: Weighted, x: torch.Tensor, *, by_kernels: bool | None = None) -> None:
+    """Asserts the bits of the result. ``by_kernels``: whether the package's kernels must compute it, if that matters.
+    """
     before = products()
     result = layer(x)
-    now = products()
-    assert_same_bits(result, layer.by_hand(x))
-    if served is not None:
-        assert now - before == served
+    made = products() - before
+    assert_same_bits(result, layer.by_kernels(x) if made else layer.by_torch(x))
+    if by_kernels is not None:
+        assert made == by_kernels

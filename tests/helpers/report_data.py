@@ -71,7 +71,6 @@ def report(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
             "refused": 0,
             "products": 1,
             "weights": 1,
-            "packed": 0,
             "bytes": 8,
             "reasons": {},
         },

@@ -281,7 +281,6 @@ def _report(
             "refused": 2,
             "products": 900,
             "weights": 74,
-            "packed": 12,
             "bytes": 170_000_000,
             "reasons": {"others hold its memory": 2},
         },

@@ -32,11 +32,6 @@ def kept() -> hmp.KeptWeights:
     return hmp.report(show=False).weights
 
 
-def packed() -> int:
-    """Returns the number of weights that are cached in a packed form."""
-    return kept().packed
-
-
 def products() -> int:
     """Returns the number of products with weights that the package's kernels computed."""
     return kept().products

@@ -1,8 +1,12 @@
-"""Products with a stored weight by our kernels, beside a plain loop that sums in the same order: the same bits."""
+"""Products with a stored weight by our kernels, beside a plain loop that sums in the same order: the same bits.
+
+This loop says what a product is: src/kernels/product.hpp has the orders in words.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -13,98 +17,75 @@ from numpy.typing import NDArray
 from habana_mp import _core, kernels
 from helpers.each import each
 
-pytestmark = [
-    pytest.mark.processor,
-    pytest.mark.skipif(not _core.kernels_can_multiply(), reason="this processor multiplies no bfloat16 pairs"),
-]
+pytestmark = pytest.mark.processor
 
 Bits = NDArray[np.uint16]
 Floats = NDArray[np.float32]
 
+#: The instruction sets with kernels for products, each with a kind of numbers.
+PATHS = [
+    (path, is_float16) for path in _core.kernels_paths() if path != "scalar" for is_float16 in (False, True)
+]
+in_each_way = pytest.mark.parametrize("path, is_float16", PATHS)
+in_both_layouts = pytest.mark.parametrize("inner_first", [False, True])
 
-def bits_of(values: Floats) -> Bits:
+#: The numbers of a row that are summed at once.
+IN_FLOAT32, IN_PAIRS, IN_TILES = 512, 256, 32
+#: From this number of rows on, AMX's tiles compute a product.
+ROWS_OF_TILES = 16
+
+
+def bits_of(values: Floats, is_float16: bool) -> Bits:
+    if is_float16:
+        return values.astype(np.float16).view(np.uint16)
     return kernels.to_bfloat16(np.ascontiguousarray(values)).view(np.uint16)
 
 
-def floats_of(bits: Bits) -> Floats:
+def floats_of(bits: Bits, is_float16: bool) -> Floats:
+    if is_float16:
+        return bits.view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-in_each_order = pytest.mark.parametrize("order", _core.kernels_orders())
-in_both_layouts = pytest.mark.parametrize("inner_first", [False, True])
+def by_hand(
+    x: Bits, weight: Bits, bias: Bits | None, path: str, is_float16: bool, *, inner_first: bool = False
+) -> Bits:
+    rows, inner = x.shape
+    left, right = (floats_of(one, is_float16).astype(np.float64) for one in (x, weight))
+    nothing = np.zeros((rows, weight.shape[0]), np.float32)
 
-
-def by_hand(x: Bits, weight: Bits, bias: Bits | None, order: str, block: int) -> Bits:
-    """In pairs the processor's instruction adds the products one after the other, the second one first."""
-    inner = x.shape[1]
-    left, right = floats_of(x).astype(np.float64), floats_of(weight).astype(np.float64)
-    nothing = np.zeros((x.shape[0], weight.shape[0]), np.float32)
-
-    def with_product(part: Floats, i: int) -> Floats:
-        # Products of two bfloat16 are exact in float64, and so are these sums but for a last rounding.
-        return (part + left[:, i : i + 1] * right[:, i]).astype(np.float32)
-
-    def in_lanes() -> Floats:
-        sums = [nothing] * 16
-        for k in range(0, inner, 2):
-            sums[k // 2 % 16] = with_product(with_product(sums[k // 2 % 16], k + 1), k)
-        for half in (8, 4):
-            sums = [sums[i] + sums[i + half] for i in range(half)]
-        return (sums[0] + sums[1]) + (sums[2] + sums[3])
-
-    def in_pairs(begin: int, end: int) -> Floats:
+    def summed(positions: Iterable[int]) -> Floats:
         part = nothing
-        for k in range(begin, end, 2):
-            part = with_product(with_product(part, k + 1), k)
+        for k in positions:
+            # The product of two such numbers is exact in float64, and so is the sum but for a last rounding.
+            part = (part + left[:, k : k + 1] * right[:, k]).astype(np.float32)
         return part
 
-    def in_tiles(begin: int, end: int) -> Floats:
-        part = nothing
-        for group in range(begin, end, 32):
-            even = odd = nothing
-            for k in range(group, min(group + 32, end), 2):
-                even, odd = with_product(even, k), with_product(odd, k + 1)
-            part = part + (even + odd)
-        return part
-
-    def folded(sums: list[Floats]) -> Floats:
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = [sums[i] + sums[half + i] for i in range(half)]
-        return sums[0]
-
-    def in_dots() -> Floats:
-        whole, grouped = inner // 64 * 64, inner // 16 * 16
-        sums, of_groups = [nothing] * 64, [nothing] * 8
-        for k in range(whole):
-            sums[k % 64] = with_product(sums[k % 64], k)
-        for k in range(whole, grouped):
-            of_groups[k % 8] = with_product(of_groups[k % 8], k)
-        part = folded(sums) + folded(of_groups)
-        for k in range(grouped, inner):
-            part = with_product(part, k)
-        return part
-
-    if order in ("lanes", "dots"):
-        total = in_lanes() if order == "lanes" else in_dots()
-    else:
-        in_order = in_pairs if order == "pairs" else in_tiles
-        total = in_order(0, min(block, inner))
-        for begin in range(block, inner, block):
-            total = total + in_order(begin, min(begin + block, inner))
+    in_pairs = path in ("avx512_bf16", "amx") and not is_float16 and inner % 2 == 0
+    by_tiles = in_pairs and path == "amx" and not inner_first and rows >= ROWS_OF_TILES
+    at_once = IN_TILES if by_tiles else IN_PAIRS if in_pairs else IN_FLOAT32
+    total = nothing
+    for begin in range(0, inner, at_once):
+        end = min(begin + at_once, inner)
+        if by_tiles:
+            total = total + (summed(range(begin, end, 2)) + summed(range(begin + 1, end, 2)))
+        elif in_pairs:
+            total = total + summed([k for pair in range(begin, end, 2) for k in (pair + 1, pair)])
+        else:
+            total = (total + summed(range(begin, end, 2))) + summed(range(begin + 1, end, 2))
     if bias is not None:
-        total = total + floats_of(bias)
-    return bits_of(total)
+        total = total + floats_of(bias, is_float16)
+    return bits_of(total, is_float16)
 
 
-def noise(rng: np.random.Generator, *shape: int) -> Bits:
-    return bits_of((rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, shape)).astype(np.float32))
+def noise(rng: np.random.Generator, is_float16: bool, *shape: int) -> Bits:
+    return bits_of((rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 3, shape)).astype(np.float32), is_float16)
 
 
 def spread(values: Bits, gap: int) -> Bits:
     """The same rows, so many elements apart. A kernel that reads the elements in between gives NaN."""
     rows, length = values.shape
-    apart = np.full((rows, length + gap), 0x7FC0, np.uint16)
+    apart = np.full((rows, length + gap), 0x7FFF, np.uint16)
     apart[:, :length] = values
     return apart[:, :length]
 
@@ -113,8 +94,8 @@ def multiplied(
     x: Bits,
     weight: Bits,
     bias: Bits | None,
-    order: str,
-    block: int,
+    path: str,
+    is_float16: bool,
     *,
     inner_first: bool = False,
     threads: int = 1,
@@ -125,126 +106,171 @@ def multiplied(
     memory = np.full(rows * outer + 64, 0x1234, np.uint16)
     result = memory[32 : 32 + rows * outer].reshape(rows, outer)
     given = spread(weight.T if inner_first else weight, gaps[1])
-    _core.kernels_multiply(spread(x, gaps[0]), given, bias, result, order, block, threads, inner_first)
+    _core.kernels_multiply(spread(x, gaps[0]), given, bias, result, path, is_float16, threads, inner_first)
     assert (memory[:32] == 0x1234).all()
     assert (memory[-32:] == 0x1234).all()
     return result
 
 
 #: Around these numbers of rows and columns the kernels go other ways.
-ROWS = [*range(1, 10), 15, 16, 17, 63, 64, 65, 130]
-OUTER = [*range(1, 18), 63, 64, 65, 127, 128, 129, 130]
+ROWS = [*range(1, 10), 12, 13, 15, 16, 17, 63, 64, 65, 130]
+OUTER = [*range(1, 18), 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
 
 
-@in_each_order
+@in_each_way
 @in_both_layouts
 @given(
-    rows=st.sampled_from(ROWS),
+    rows=st.sampled_from([*ROWS, 520]),
     outer=st.sampled_from(OUTER),
-    pairs=st.integers(1, 140),
-    block=st.integers(1, 70),
+    inner=st.integers(1, 140) | st.sampled_from([255, 256, 257, 511, 512, 513, 770, 1030]),
     has_bias=st.booleans(),
     gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     seed=st.integers(0, 1 << 20),
 )
 def test_any_shape_gives_the_bits_of_a_plain_loop(
-    order: str,
+    path: str,
+    is_float16: bool,
     inner_first: bool,
     rows: int,
     outer: int,
-    pairs: int,
-    block: int,
+    inner: int,
     has_bias: bool,
     gaps: tuple[int, int],
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
-    x, weight = noise(rng, rows, 2 * pairs), noise(rng, outer, 2 * pairs)
-    bias = noise(rng, outer) if has_bias else None
-    ours = multiplied(x, weight, bias, order, 2 * block, inner_first=inner_first, gaps=gaps)
-    assert np.array_equal(ours, by_hand(x, weight, bias, order, 2 * block))
+    x, weight = noise(rng, is_float16, rows, inner), noise(rng, is_float16, outer, inner)
+    bias = noise(rng, is_float16, outer) if has_bias else None
+    ours = multiplied(x, weight, bias, path, is_float16, inner_first=inner_first, gaps=gaps)
+    assert np.array_equal(ours, by_hand(x, weight, bias, path, is_float16, inner_first=inner_first))
 
 
-@in_each_order
+@in_each_way
 @each("outer", OUTER)
-def test_each_number_of_rows_and_columns_gives_the_bits_of_a_plain_loop(order: str, outer: int) -> None:
+def test_a_row_has_the_same_bits_alone_and_at_each_place_of_a_batch(
+    path: str, is_float16: bool, outer: int
+) -> None:
     rng = np.random.default_rng(outer)
-    x, weight, bias = noise(rng, max(ROWS), 70), noise(rng, outer, 70), noise(rng, outer)
-    expected = by_hand(x, weight, bias, order, 64)
-    for rows, inner_first in itertools.product(ROWS, (False, True)):
-        ours = multiplied(x[:rows], weight, bias, order, 64, inner_first=inner_first)
-        assert np.array_equal(ours, expected[:rows]), (rows, inner_first)
+    inner = 600
+    x, weight, bias = (noise(rng, is_float16, *shape) for shape in ((max(ROWS), inner), (outer, inner), (outer,)))
+    order = rng.permutation(len(x))
+    for inner_first, gap in ((False, 0), (True, 3)):
+        few = x[: ROWS_OF_TILES - 1] if path == "amx" else x
+        expected = np.concatenate(
+            [multiplied(one[None], weight, bias, path, is_float16, inner_first=inner_first) for one in few]
+        )
+        for rows in ROWS if path != "amx" else [one for one in ROWS if one < ROWS_OF_TILES]:
+            ours = multiplied(x[:rows], weight, bias, path, is_float16, inner_first=inner_first, gaps=(gap, gap))
+            assert np.array_equal(ours, expected[:rows]), (rows, inner_first)
+        shuffled = multiplied(x[order], weight, bias, path, is_float16, inner_first=inner_first)
+        whole = multiplied(x, weight, bias, path, is_float16, inner_first=inner_first)
+        assert np.array_equal(shuffled, whole[order])
 
 
 #: Each with more than 2^19 multiplications, from which on threads are used.
-LARGE = [(1, 1100, 500), (5, 700, 514), (16, 130, 256), (130, 65, 64), (300, 64, 96)]
+LARGE = [(1, 1100, 500), (5, 700, 514), (16, 130, 256), (130, 65, 64), (300, 64, 96), (530, 33, 31)]
 
 
-@in_each_order
+@in_each_way
 @in_both_layouts
 @each("rows, outer, inner", LARGE)
 def test_the_number_of_threads_changes_nothing(
-    order: str, inner_first: bool, rows: int, outer: int, inner: int
+    path: str, is_float16: bool, inner_first: bool, rows: int, outer: int, inner: int
 ) -> None:
     rng = np.random.default_rng(rows)
-    x, weight, bias = noise(rng, rows, inner), noise(rng, outer, inner), noise(rng, outer)
-    expected = by_hand(x, weight, bias, order, 128)
+    x, weight, bias = (noise(rng, is_float16, *shape) for shape in ((rows, inner), (outer, inner), (outer,)))
+    expected = by_hand(x, weight, bias, path, is_float16, inner_first=inner_first)
     for threads in (1, 2, 3, 5):
-        ours = multiplied(x, weight, bias, order, 128, inner_first=inner_first, threads=threads, gaps=(0, 4))
+        ours = multiplied(
+            x, weight, bias, path, is_float16, inner_first=inner_first, threads=threads, gaps=(0, 4)
+        )
         assert np.array_equal(ours, expected), threads
 
 
-@in_each_order
+@in_each_way
 @in_both_layouts
-@each("rows", [9, 17])
-def test_what_is_not_finite_stays_in_its_row_and_column(order: str, inner_first: bool, rows: int) -> None:
-    rng = np.random.default_rng(0)
-    x, weight = noise(rng, rows, 64), noise(rng, 70, 64)
-    expected = multiplied(x, weight, None, order, 64, inner_first=inner_first)
-    x[3, 5], weight[66, 7] = 0x7F80, 0xFF80
-    ours = floats_of(multiplied(x, weight, None, order, 64, inner_first=inner_first))
-    touched = np.zeros(ours.shape, bool)
-    touched[3], touched[:, 66] = True, True
-    assert not np.isfinite(ours[touched]).any()
-    assert np.array_equal(ours[~touched], floats_of(expected)[~touched])
-
-
-@in_each_order
-@in_both_layouts
-@each("rows", [2, 17])
-def test_denormals_count_as_zero_as_the_processor_has_it_but_not_in_torchs_loop(
-    order: str, inner_first: bool, rows: int
+@each("rows", [1, 5, 9, 17, 65])
+def test_small_whole_numbers_have_the_bits_of_float64_rounded_once(
+    path: str, is_float16: bool, inner_first: bool, rows: int
 ) -> None:
-    x, weight = np.full((rows, 4), 0x0010, np.uint16), np.full((3, 4), 0x3F80, np.uint16)
-    ours = multiplied(x, weight, None, order, 4, inner_first=inner_first)
-    assert (ours == (0x0040 if order == "dots" else 0)).all()
+    rng = np.random.default_rng(rows)
+    x, weight, bias = (
+        rng.integers(-8, 9, shape).astype(np.float32) for shape in ((rows, 700), (70, 700), (70,))
+    )
+    given = [bits_of(one, is_float16) for one in (x, weight, bias)]
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T + bias
+    ours = multiplied(*given, path, is_float16, inner_first=inner_first)  # type: ignore[arg-type]  # three arrays
+    assert np.array_equal(ours, bits_of(exact.astype(np.float32), is_float16))
+
+
+@in_each_way
+@in_both_layouts
+@each("inner", [3, 64, 1000, 4096, 20_001])
+def test_sums_of_one_sign_stay_near_the_exact_ones(path: str, is_float16: bool, inner_first: bool, inner: int) -> None:
+    rng = np.random.default_rng(inner)
+    for rows in (1, 20):
+        x, weight = (bits_of(rng.random((n, inner), np.float32), is_float16) for n in (rows, 9))
+        exact = floats_of(x, is_float16).astype(np.float64) @ floats_of(weight, is_float16).astype(np.float64).T
+        ours = floats_of(multiplied(x, weight, None, path, is_float16, inner_first=inner_first), is_float16)
+        bound = 8 * inner**0.5 * 2.0**-24 + 1.01 * (2.0**-11 if is_float16 else 2.0**-8)
+        assert (np.abs(ours - exact) <= bound * exact).all()
+
+
+@in_each_way
+@in_both_layouts
+@each("rows", [3, 9, 17])
+def test_what_is_not_finite_stays_in_its_row_and_column(
+    path: str, is_float16: bool, inner_first: bool, rows: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, weight = noise(rng, is_float16, rows, 64), noise(rng, is_float16, 70, 64)
+    expected = multiplied(x, weight, None, path, is_float16, inner_first=inner_first)
+    infinity = 0x7C00 if is_float16 else 0x7F80
+    x[2, 5], weight[66, 7] = infinity, 0x8000 | infinity
+    ours = floats_of(multiplied(x, weight, None, path, is_float16, inner_first=inner_first), is_float16)
+    touched = np.zeros(ours.shape, bool)
+    touched[2], touched[:, 66] = True, True
+    assert not np.isfinite(ours[touched]).any()
+    assert np.array_equal(ours[~touched], floats_of(expected, is_float16)[~touched])
+
+
+@in_each_way
+@in_both_layouts
+@each("rows", [2, 9, 17])
+def test_denormals_count_unless_the_processor_s_instruction_ignores_them(
+    path: str, is_float16: bool, inner_first: bool, rows: int
+) -> None:
+    one = bits_of(np.ones(1, np.float32), is_float16)[0]
+    x, weight = np.full((rows, 4), 0x0010, np.uint16), np.full((3, 4), one, np.uint16)
+    ours = multiplied(x, weight, None, path, is_float16, inner_first=inner_first)
+    ignores = path in ("avx512_bf16", "amx") and not is_float16
+    assert (ours == (0 if ignores else 0x0040)).all()
 
 
 def test_arrays_that_do_not_fit_together_are_refused() -> None:
     x, weight, result = (np.zeros(shape, np.uint16) for shape in ((2, 4), (3, 4), (2, 3)))
+    path = PATHS[0][0]
     for arguments in (
-        (x[0], weight, None, result, "pairs", 4),
-        (x[:, ::2], weight[:, :2], None, result, "pairs", 2),
-        (np.broadcast_to(x[0], (2, 4)), weight, None, result, "pairs", 4),
-        (x, weight[0], None, result, "pairs", 4),
-        (x[:, :2], weight[:, ::2], None, result, "pairs", 2),
-        (x, np.broadcast_to(weight[0], (3, 4)), None, result, "pairs", 4),
-        (x, weight[:2], None, result, "pairs", 4),
-        (x[:, :2], weight, None, result, "pairs", 2),
-        (x[:, :3], weight[:, :3], None, result, "pairs", 2),
-        (x[:, :0], weight[:, :0], None, result, "pairs", 2),
-        (x, weight, np.zeros(2, np.uint16), result, "pairs", 4),
-        (x, weight, None, result[:1], "pairs", 4),
-        (x, weight, None, result[0], "pairs", 4),
-        (x, weight, None, result, "pairs", 3),
-        (x, weight, None, result, "pairs", 0),
-        (x, weight, None, result, "rows", 4),
+        (x[0], weight, None, result, path),
+        (x[:, ::2], weight[:, :2], None, result, path),
+        (np.broadcast_to(x[0], (2, 4)), weight, None, result, path),
+        (x, weight[0], None, result, path),
+        (x[:, :2], weight[:, ::2], None, result, path),
+        (x, np.broadcast_to(weight[0], (3, 4)), None, result, path),
+        (x, weight[:2], None, result, path),
+        (x[:, :2], weight, None, result, path),
+        (x[:, :0], weight[:, :0], None, result, path),
+        (x, weight, np.zeros(2, np.uint16), result, path),
+        (x, weight, None, result[:1], path),
+        (x, weight, None, result[0], path),
+        (x, weight, None, result, "rows"),
+        (x, weight, None, result, "scalar"),
     ):
-        with pytest.raises(ValueError, match=r"must|be"):
-            _core.kernels_multiply(*arguments, 1)  # type: ignore[arg-type]  # the arrays' types are right
+        with pytest.raises(ValueError, match=r"must|no such kernels"):
+            _core.kernels_multiply(*arguments)  # type: ignore[arg-type]  # the arrays' types are right
     with pytest.raises(ValueError, match="for input and result"):
-        _core.kernels_multiply(x, weight, None, result, "pairs", 4, 1, inner_first=True)
+        _core.kernels_multiply(x, weight, None, result, path, inner_first=True)
     with pytest.raises(ValueError, match="for input and result"):
-        _core.kernels_multiply(x, np.ascontiguousarray(weight.T), None, result, "pairs", 4, 1)
+        _core.kernels_multiply(x, np.ascontiguousarray(weight.T), None, result, path)
     with pytest.raises(TypeError):  # a copy of it would be filled
-        _core.kernels_multiply(x, weight, None, result.astype(np.int64), "pairs", 4, 1)
+        _core.kernels_multiply(x, weight, None, result.astype(np.int64), path)

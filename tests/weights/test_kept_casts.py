@@ -43,7 +43,7 @@ LARGE = torch.linspace(-1.0, 1.0, 4 * 128).reshape(4, 128).bfloat16()
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_view_of_a_weight_uses_the_weights_cast(mode: str) -> None:
-    hmp.convert(preset="torch-cpu", packed_weights=False)
+    hmp.convert(preset="torch-cpu")
     w = weight(128, 128)
     with MODES[mode]():
         for _ in range(3):
@@ -82,7 +82,7 @@ def test_another_convert_drops_the_casts_that_it_does_not_allow(options: dict[st
 
 
 def test_views_that_live_side_by_side_use_one_cast() -> None:
-    hmp.convert(preset="torch-cpu", packed_weights=False)
+    hmp.convert(preset="torch-cpu")
     w = weight(256, 128)
     with torch.no_grad():
         for _ in range(3):
@@ -263,7 +263,7 @@ def test_the_gradient_of_a_large_weight_can_be_summed_in_place() -> None:
 
 
 def test_the_step_of_any_optimizer_ends_the_casts_of_all_weights_that_train() -> None:
-    hmp.convert(packed_weights=False)
+    hmp.convert()
     trained, frozen, of_another = weight(128, 32 * 16), weight(128, 32 * 16, requires_grad=False), weight(128, 32 * 16)
     x = torch.ones(2, 32 * 16)
     optimizer = torch.optim.SGD([trained], lr=0.1)
@@ -440,6 +440,6 @@ def test_the_report_tells_of_kept_casts() -> None:
     w = weight(16, 32)
     for _ in range(3):
         F.linear(X, w)
-    assert "kept casts of weights: 1 (0.001 MB, 0 packed), used 2 times" in str(hmp.report(show=False))
+    assert "kept casts of weights: 1 (0.001 MB), used 2 times" in str(hmp.report(show=False))
     hmp.reset_report()
     assert kept() == hmp.KeptWeights(weights=1, bytes=2 * w.numel())

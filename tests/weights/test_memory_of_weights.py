@@ -154,7 +154,7 @@ def test_while_an_array_lives_a_weight_is_cast_in_each_call(
 
 
 def test_a_graph_that_saved_a_weight_does_not_hide_an_alias() -> None:
-    hmp.convert(packed_weights=False)
+    hmp.convert()
     w = weight(128, 32)
     with torch.no_grad():
         F.linear(X, w)

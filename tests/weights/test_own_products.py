@@ -1,4 +1,4 @@
-"""Products by the package's kernels, which read the weight as it is stored: the bits of torch's functions."""
+"""Products by the package's kernels, which read the weight as it is stored: the bits of these kernels alone."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from helpers.weights import kept, products
 
 pytestmark = [
     pytest.mark.processor,
-    pytest.mark.usefixtures("counted", "measured_again"),
+    pytest.mark.usefixtures("counted"),
     needs_accelerator("products"),
+    pytest.mark.skipif(_core.kernels_path() == "scalar", reason="these kernels need vectors"),
 ]
 
 LINEAR = PRODUCTS["F.linear"]
@@ -56,8 +57,7 @@ def threads() -> Iterator[None]:
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("own")
-def test_a_product_gives_the_same_bits_from_the_first_call_on(product: Product) -> None:
+def test_a_product_has_the_bits_of_the_kernels_from_the_first_call_on(product: Product) -> None:
     layer = Weighted(product)
     hmp.convert()
     with torch.no_grad():
@@ -68,15 +68,15 @@ def test_a_product_gives_the_same_bits_from_the_first_call_on(product: Product) 
                     layer(x)
                 continue
             for _ in range(2):
-                assert_call_is_right(layer, x, served=layer.is_served(x) if name in IN_ROWS else None)
+                assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x) if name in IN_ROWS else None)
 
 
-SHAPES = [(30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (1100, 2048)]
+SHAPES = [(9, 7), (160, 145), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (1100, 2048)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("threads")
-def test_a_weight_of_any_shape_gives_the_same_bits(shape: tuple[int, int]) -> None:
+def test_a_weight_of_any_shape_is_multiplied_by_the_kernels(shape: tuple[int, int]) -> None:
     hmp.convert()
     names = ("F.linear", "torch.addmm", "@, of a view", "F.linear, of a view")
     for count, name in zip((1, 2, 1, 2), names, strict=True):
@@ -89,45 +89,8 @@ def test_a_weight_of_any_shape_gives_the_same_bits(shape: tuple[int, int]) -> No
                 assert_call_is_right(layer, torch.full((rows, shape[1]), 1e-39))
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (40, 8), (10, 64), (3, 200), (5, 270)])
-def test_a_small_product_has_the_bits_of_torchs_own_loop(shape: tuple[int, int]) -> None:
-    hmp.convert()
-    outer, inner = shape
-    for rows, name in itertools.product((1, 2, 4), ("F.linear", "F.linear, without bias")):
-        layer = Weighted(PRODUCTS[name], shape)
-        x, weight, bias = processor.sums_of_rounding(torch.empty(rows, inner), outer, seed=rows)
-        with torch.no_grad():
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
-            assert_call_is_right(layer, x, served=layer.is_served(x))
-
-
-def sums_of_rounding(rows: int, inner: int) -> torch.Tensor:
-    """A large value at the end takes what the sums before it have in their last bits."""
-    x = torch.randn(rows, inner)
-    half = inner // 2 - 1
-    x[:, half : 2 * half] = -x[:, :half]
-    x[:, 2 * half : -2] = 0
-    x[:, -2], x[:, -1] = 2.0**18, -(2.0**18)
-    return x
-
-
-@pytest.mark.parametrize("shape", [(64, 514), (64, 515), (100, 1026), (64, 1028), (64, 2050)])
-def test_sums_in_which_rounding_is_all_are_the_same_bits(shape: tuple[int, int]) -> None:
-    hmp.convert()
-    layer = Weighted(PRODUCTS["F.linear, without bias"], shape)
-    half = shape[1] // 2 - 1
-    with torch.no_grad():
-        layer.weight[:, half : 2 * half] = layer.weight[:, :half]
-        layer.weight[:, -1] = layer.weight[:, -2]
-        for rows in (1, 1, 2, 3, 4, 1, 20):
-            x = sums_of_rounding(rows, shape[1])
-            assert_call_is_right(layer, x, served=layer.is_served(x))
-
-
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("inner", [1100, 2048])
-def test_a_transposed_input_gives_the_bits_that_torch_gives_for_it(inner: int) -> None:
+def test_a_transposed_input_is_right(inner: int) -> None:
     layer = Weighted(LINEAR, (48, inner))
     hmp.convert()
     with torch.no_grad():
@@ -135,7 +98,6 @@ def test_a_transposed_input_gives_the_bits_that_torch_gives_for_it(inner: int) -
             assert_call_is_right(layer, x)
 
 
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("name", BIASES)
 def test_a_bias_of_any_form_is_added_as_torch_adds_it(name: str) -> None:
     layer = Weighted(LINEAR, (160, 160))
@@ -146,7 +108,6 @@ def test_a_bias_of_any_form_is_added_as_torch_adds_it(name: str) -> None:
             assert_call_is_right(layer, torch.randn(160, 160))
 
 
-@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("name", ["torch.addmm", "torch.addmm, of a view"])
 def test_an_addmm_with_more_than_a_product_is_made_as_it_is_written(name: str) -> None:
     layer, x = Weighted(PRODUCTS[name]), torch.randn(160, 144)
@@ -167,7 +128,6 @@ def test_an_addmm_with_more_than_a_product_is_made_as_it_is_written(name: str) -
                 call(x, layer.weight, None)  # type: ignore[arg-type]  # what torch refuses
 
 
-@pytest.mark.usefixtures("own")
 def test_a_square_weight_is_right_in_both_ways_and_times_itself() -> None:
     weight, x, bias = nn.Parameter(torch.randn(160, 160)), torch.randn(3, 160), torch.randn(160)
     lowered = weight.detach().bfloat16()
@@ -191,20 +151,10 @@ def test_a_square_weight_is_right_in_both_ways_and_times_itself() -> None:
     assert kept().refreshes == 0
 
 
-def test_what_was_found_out_for_some_rows_is_not_taken_for_others() -> None:
-    layer = Weighted(LINEAR, (32, 64))
-    hmp.convert()
-    with torch.no_grad():
-        for rows in (3, 3, 2, 1, 2, 4):
-            for x in (torch.randn(rows, 64), torch.full((rows, 64), 1e-39)):
-                assert_call_is_right(layer, x)
-
-
-# ---- where they serve ------------------------------------------------------------------------------------------------
+# ---- where they compute ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.usefixtures("own")
 def test_they_serve_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> None:
     layer, x = Weighted(LINEAR), torch.randn(3, 144)
     hmp.convert()
@@ -212,25 +162,24 @@ def test_they_serve_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> Non
     assert products() == 0
     with mode():
         result = layer(x)
-        assert products() == layer.is_served(x)
-        assert_same_bits(result, layer.by_hand(x))
+        assert products() == layer.is_computed_by_kernels(x)
+        assert_same_bits(result, layer.by_kernels(x))
         assert not result.requires_grad
         assert result.is_inference() is (mode is torch.inference_mode)
 
 
-@pytest.mark.usefixtures("own")
 def test_calls_with_and_without_gradients_and_of_any_rows_share_the_cast() -> None:
     layer, one, many = Weighted(PRODUCTS["F.linear, without bias"]), torch.randn(1, 144), torch.randn(600, 144)
     hmp.convert()
     for x in (one, many, one):
         with torch.no_grad():
-            assert_call_is_right(layer, x, served=layer.is_served(x))
+            assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
         layer.zero_grad()
         layer(x).sum().backward()
         gradient = layer.weight.grad
         layer.zero_grad()
         with torch.no_grad():
-            assert_call_is_right(layer, x, served=layer.is_served(x))
+            assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
         with hmp.disable_casts():
             F.linear(x.bfloat16(), layer.weight.bfloat16()).sum().backward()
         assert torch.equal(gradient, layer.weight.grad)
@@ -238,7 +187,6 @@ def test_calls_with_and_without_gradients_and_of_any_rows_share_the_cast() -> No
 
 
 @some_products
-@pytest.mark.usefixtures("own")
 def test_a_change_of_the_weight_is_seen(product: Product) -> None:
     layer, x = Weighted(product), torch.randn(3, 144)
     hmp.convert()
@@ -261,46 +209,44 @@ def test_a_change_of_the_weight_is_seen(product: Product) -> None:
         change()
         with mode():
             assert not torch.equal(layer(x), before)
-            assert_call_is_right(layer, x, served=layer.is_served(x))
+            assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
 
 
-@pytest.mark.parametrize("shape", [(9, 7), (160, 145), (3, 20)])
-def test_a_small_or_odd_weight_is_left_to_torch(shape: tuple[int, int]) -> None:
-    layer = Weighted(LINEAR, shape)
-    hmp.convert()
-    with torch.no_grad():
-        assert_call_is_right(layer, torch.randn(2, shape[1]), served=False)
-
-
-def test_switched_off_in_any_way_and_in_float16_they_do_not_serve() -> None:
+def test_packed_weights_changes_nothing_and_says_so() -> None:
     layer, x = Weighted(LINEAR), torch.randn(2, 144)
-    for options, dtype in (({"packed_weights": False}, torch.bfloat16), ({"dtype": torch.float16}, torch.float16)):
-        hmp.convert(**options)  # type: ignore[arg-type]  # the options differ in type
-        with torch.no_grad():
-            assert layer(x).dtype is dtype
-        hmp.restore()
-    _core.weights_assume_products("nothing")
-    hmp.convert()
+    with pytest.warns(hmp.HmpWarning, match="`packed_weights` has no effect"):
+        hmp.convert(packed_weights=False)
     with torch.no_grad():
-        assert_call_is_right(layer, x, served=False)
-    assert products() == 0
+        assert_call_is_right(layer, x, by_kernels=True)
 
 
-@pytest.mark.usefixtures("own")
-def test_a_call_that_the_kernels_cannot_answer_is_answered_otherwise() -> None:
+@pytest.mark.parametrize("inner", [144, 145])
+def test_float16_is_multiplied_by_the_kernels_too(inner: int) -> None:
+    layer, x = Weighted(LINEAR, (160, inner)), torch.randn(7, inner)
+    hmp.convert(dtype=torch.float16)
+    with torch.no_grad():
+        result = layer(x)
+        with hmp.disable_casts():
+            given = [one.half().double() for one in (x, layer.weight, layer.bias)]
+            expected = F.linear(*given)
+    assert products() == 1
+    assert result.dtype is torch.float16
+    torch.testing.assert_close(result.double(), expected, rtol=2.0**-11, atol=2.0**-12)
+
+
+def test_a_call_that_the_kernels_do_not_take_is_made_otherwise() -> None:
     layer = Weighted(LINEAR)
     hmp.convert()
     with torch.no_grad():
-        for x in (torch.randn(144), torch.randn([1] * 8 + [144]), torch.randn(0, 144), torch.randn(600, 144)):
+        for x in (torch.randn(144), torch.randn([1] * 8 + [144]), torch.randn(0, 144)):
             for _ in range(2):
-                assert_call_is_right(layer, x, served=False)
+                assert_call_is_right(layer, x, by_kernels=False)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             layer(torch.randn(3, 143))
         with pytest.raises(TypeError):
             F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]
 
 
-@pytest.mark.usefixtures("own")
 def test_a_result_is_a_tensor_like_any_of_torch() -> None:
     layer = Weighted(LINEAR)
     hmp.convert()
@@ -314,18 +260,6 @@ def test_a_result_is_a_tensor_like_any_of_torch() -> None:
     assert weight.is_leaf
 
 
-@pytest.mark.usefixtures("own")
-def test_torch_s_library_is_not_used_where_the_user_has_switched_it_off() -> None:
-    layer, x = Weighted(PRODUCTS["F.linear, without bias"]), torch.full((3, 144), 1e-39)
-    hmp.convert()
-    with torch.no_grad():
-        layer(x)
-        with torch.backends.mkldnn.flags(enabled=False):
-            assert_call_is_right(layer, x)
-            assert layer(x).any()
-
-
-@pytest.mark.usefixtures("own")
 @pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
 def test_torch_s_autocast_has_the_last_word() -> None:
     layer, x = Weighted(LINEAR), torch.randn(3, 144)
@@ -333,10 +267,9 @@ def test_torch_s_autocast_has_the_last_word() -> None:
     with torch.no_grad():
         with torch.autocast("cpu", torch.float16):
             assert layer(x).dtype is torch.float16
-        assert_call_is_right(layer, x, served=layer.is_served(x))
+        assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
 
 
-@pytest.mark.usefixtures("own")
 def test_a_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
     layer, copy, x = Weighted(LINEAR), Weighted(LINEAR), torch.randn(3, 144)
     hmp.convert()
@@ -346,7 +279,7 @@ def test_a_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
         copy.load_state_dict(torch.load(tmp_path / "layer.pt"))
         assert torch.equal(copy(x), layer(x))
         traced = torch.jit.trace(layer, x)
-        assert torch.equal(traced(x), layer.by_hand(x))
+        assert torch.equal(traced(x), layer.by_kernels(x))
 
 
 # ---- weights in bfloat16 ---------------------------------------------------------------------------------------------
@@ -366,7 +299,6 @@ LOWERED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("own")
 def test_a_weight_in_bfloat16_is_read_as_it_is(product: Product) -> None:
     layer = Weighted(product).bfloat16()
     inputs = [torch.randn(rows, 144).bfloat16() for rows in (1, 3, 40)]
@@ -377,12 +309,11 @@ def test_a_weight_in_bfloat16_is_read_as_it_is(product: Product) -> None:
                 for x, by_torch in zip(inputs, expected, strict=True):
                     for given in (x, x.float()):
                         assert torch.equal(layer(given), by_torch)
-                        assert_call_is_right(layer, given, served=layer.is_served(given))
+                        assert_call_is_right(layer, given, by_kernels=layer.is_computed_by_kernels(given))
                 assert kept().weights == 0
 
 
 @some_products
-@pytest.mark.usefixtures("own")
 def test_a_write_into_a_weight_in_bfloat16_is_seen_by_the_next_call(product: Product) -> None:
     layer, x = Weighted(product).bfloat16(), torch.randn(3, 144)
     for lowered in LOWERED.values():
@@ -396,11 +327,10 @@ def test_a_write_into_a_weight_in_bfloat16_is_seen_by_the_next_call(product: Pro
                 before = layer(x)
                 change()
                 assert not torch.equal(layer(x), before)
-                assert_call_is_right(layer, x, served=layer.is_served(x))
+                assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
             assert kept().weights == 0
 
 
-@pytest.mark.usefixtures("own")
 def test_a_weight_in_bfloat16_is_left_to_torch_where_nothing_is_cast_or_gradients_are_recorded() -> None:
     layer, x = Weighted(LINEAR).bfloat16(), torch.randn(3, 144).bfloat16()
     hmp.convert()
@@ -414,18 +344,17 @@ def test_a_weight_in_bfloat16_is_left_to_torch_where_nothing_is_cast_or_gradient
     assert products() == 0
 
 
-def test_a_product_of_two_activations_is_left_to_torch() -> None:
+def test_a_product_of_two_activations_is_one_too() -> None:
     one, other = torch.randn(3, 144), torch.randn(144, 160)
     hmp.convert()
     with torch.no_grad():
         for left, right in ((one, other), (one.bfloat16(), other.bfloat16())):
             with hmp.disable_casts():
-                expected = left.bfloat16() @ right.bfloat16()
+                expected = processor.kernels_product(left.bfloat16(), right.bfloat16().t(), None, inner_first=True)
             assert torch.equal(left @ right, expected)
-    assert products() == 0
+    assert products() == 2
 
 
-@pytest.mark.usefixtures("own")
 def test_the_report_tells_of_products() -> None:
     layer, x = Weighted(LINEAR), torch.randn(3, 144)
     hmp.convert()
@@ -433,6 +362,6 @@ def test_the_report_tells_of_products() -> None:
         layer(x)
         layer(x)
     line = "products with weights by habana_mp's kernels: 2"
-    assert (line in str(kept()).splitlines()) == layer.is_served(x)
+    assert (line in str(kept()).splitlines()) == layer.is_computed_by_kernels(x)
     hmp.reset_report()
     assert "products" not in str(kept())

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from habana_mp import _core, hmp
 from habana_mp.patches.torch import weight_cache
-from helpers import processor
 from helpers.accelerators import needs_accelerator
 from helpers.comparing import assert_same
 from helpers.processor import kernels_product
@@ -124,24 +123,16 @@ def test_a_change_is_seen_by_views(way: str) -> None:
 #: Products with the weight in both ways in which it may lie and by its transposed view, and as our kernels make them.
 PRODUCTS: dict[str, tuple[Use, Use]] = {
     "linear": (F.linear, kernels_product),
-    "addmm": (lambda x, w, b: torch.addmm(b, x, w), lambda x, w, b: kernels_product(x, w.T, b)),
+    "addmm": (lambda x, w, b: torch.addmm(b, x, w), lambda x, w, b: kernels_product(x, w.T, b, inner_first=True)),
     "@ of a view": (lambda x, w, b: x @ w.T, lambda x, w, b: kernels_product(x, w, None)),
 }
-if not _core.kernels_can_multiply():  # then all is as torch makes it
+if _core.kernels_path() == "scalar":  # then all is as torch makes it
     PRODUCTS = {name: (use, use) for name, (use, _) in PRODUCTS.items()}
-
-
-@pytest.fixture
-def own_kernels_in_any_order() -> Iterator[None]:
-    """With our kernels wherever they run: what is about changes does not depend on the order of their sums."""
-    processor.assume_products("own in any order")
-    yield
-    processor.measure_products()
 
 
 @needs_accelerator("products")
 @pytest.mark.processor
-@pytest.mark.usefixtures("counted", "parts_of_any_size", "own_kernels_in_any_order")
+@pytest.mark.usefixtures("counted", "parts_of_any_size")
 @main_ways
 def test_a_change_of_a_weight_that_our_kernels_read_is_seen(way: str) -> None:
     hmp.convert()
@@ -152,7 +143,7 @@ def test_a_change_of_a_weight_that_our_kernels_read_is_seen(way: str) -> None:
         change = WAYS[way](of)
         for n in orders_of(way):
             assert_seen(of, change, mode, n, use=use, kernels=kernels)
-    assert (products() > 0) == _core.kernels_can_multiply()
+    assert (products() > 0) == (_core.kernels_path() != "scalar")
 
 
 # ---- wherever, whenever ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.utils.checkpoint
 
 from habana_mp import _core
@@ -18,21 +19,27 @@ from habana_mp.patches.tools.code_exchange import ReplacedFunction
 
 class AsWhenGiven:
     """A block that runs later or in another thread, with the state in which it was passed on: if casts were on, what
-    turned them off, and which lists applied. It also holds the module that ran."""
+    turned them off, and which lists applied. It also holds the module that ran.
+
+    A reentrant checkpoint runs it first without autograd and then with it. Products are computed in the same way in
+    both runs, since a router must choose the same experts."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
         self._state = _core.current_state()
         self._module = _core.running_module()
+        self._is_tracked = torch.is_grad_enabled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
         block = None if self._module is None else _core.Block(self._module)
+        again = _core.exchange_runs_again(self._is_tracked and not torch.is_grad_enabled())
         try:
             return self._block(*args, **kwargs)
         finally:
             if block is not None:
                 block.leave()
+            _core.exchange_runs_again(again)
             _core.exchange_state(before)
 
 

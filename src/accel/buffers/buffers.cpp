@@ -109,51 +109,34 @@ Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& s
   return lent;
 }
 
-bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
-  DLTensor view;
-  if (!host::view_on_cpu(tensor, view) || view.ndim < 3 || view.strides == nullptr) return false;
-  std::int64_t expected = -1;
-  for (std::int32_t i = view.ndim - 2; i >= 0; --i) {
-    if (view.shape[i] == 1 && !heeds_single_elements) continue;
-    if (expected >= 0 && view.strides[i] != expected) return true;
-    expected = view.strides[i] * view.shape[i];
-  }
-  return false;
-}
-
-Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {
+Owned copy_in_rows(PyObject* tensor, Kind kind) {
   DLTensor source;
-  host::Geometry geometry;
-  if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen)) return nullptr;
-  if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from)) return nullptr;
-  // A cast of a tensor with gaps has no gaps, so its rows may be even.
-  if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
-  const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(from)));
-  const auto target_size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(to)));
+  if (!host::can_look_inside() || host::is_negative(tensor) || !host::view_on_cpu(tensor, source)) return nullptr;
+  if (!host::is_of_kind(source, kind) || source.strides == nullptr) return nullptr;
+  const auto size = static_cast<std::ptrdiff_t>(tensor::bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
   std::vector<std::int64_t> strides(static_cast<std::size_t>(source.ndim));
   std::int64_t count = 1;
   for (std::int32_t i = source.ndim - 1; i >= 0; --i) {
     strides[static_cast<std::size_t>(i)] = count;
-    axes.push_back({static_cast<std::size_t>(source.shape[i]), source.strides[i] * size, count * target_size});
+    axes.push_back({static_cast<std::size_t>(source.shape[i]), source.strides[i] * size, count * size});
     count *= source.shape[i];
   }
   if (count == 0) return nullptr;
   DLTensor wanted = source;
   wanted.strides = strides.data();
-  Owned made = borrow_buffer(wanted, to);
+  Owned made = borrow_buffer(wanted, kind);
   void* values = nullptr;
   if (made) {
     values = const_cast<char*>(host::snapshot_of(made.get()).data);
   } else {
-    made = host::allocate_like(source, to, values);
+    made = host::allocate_like(source, kind, values);
     if (!made) return nullptr;
   }
-  const kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
-                         tensor::float_of(to), std::move(axes));
+  const kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(kind), values,
+                         tensor::float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
   tensor::run_kernel(count, [&] { kernels::cast(job, threads); });
-  seen.bytes += tensor::bytes_as(to, count);
   return made;
 }
 
@@ -211,9 +194,7 @@ void add_to(py::module_& module) { module.def("buffer_count", &buffer_count); }
 [[maybe_unused]] const bool is_plugged_in = [] {
   tensor::CastMemory& memory = tensor::cast_memory;
   memory.cast_transient = &cast_transient;
-  memory.has_uneven_rows = &has_uneven_rows;
-  memory.cast_in_rows = &cast_in_rows;
-  memory.borrow = &borrow_buffer;
+  memory.copy_in_rows = &copy_in_rows;
   memory.give_back = &give_back;
   memory.forget = &forget_buffers;
   module_parts().push_back({"buffers", &add_to});

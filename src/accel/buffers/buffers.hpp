@@ -10,14 +10,9 @@ namespace habana_mp::accel {
 // passes the result to `give_back` after the operation.
 Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& transient);
 
-// True if this CPU tensor has more than two dimensions, and its rows are not at equal distances in memory. Torch
-// respects the strides of dimensions of one element when it multiplies, but not when it adds a bias in the same
-// operation.
-bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept;
-
-// Returns a contiguous cast or copy of such a tensor, if only the caller needs to see it. The caller passes it to
-// `give_back`. Returns null, with no exception set, if that is not possible.
-Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen);
+// Returns a contiguous copy of a plain CPU tensor that only the caller needs to see, without the graph. The caller
+// passes it to `give_back`. Returns null, with no exception set, if that is not possible.
+Owned copy_in_rows(PyObject* tensor, Kind kind);
 
 // Returns a buffer of this kind with the layout of this view. The caller passes it to `give_back`. Returns null, with
 // no exception set, if no such buffer is free.

@@ -12,6 +12,7 @@
 #include "host/tensors.hpp"
 #include "host/view.hpp"
 #include "kernels/product.hpp"
+#include "tensor/cast_memory.hpp"
 #include "tensor/cast.hpp"
 #include "weights/entry.hpp"
 
@@ -110,23 +111,20 @@ bool is_worth_multiplying(const Product& product) {
          product.outer * product.inner <= small_weight;
 }
 
-}  // namespace
-
-Owned multiply(const ProductCall& call, Kind kind) {
-  if (!kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
-  const std::optional<Product> first = product_of(call, kind);
+// Multiplies rows that are stored as the kernels take them.
+Owned multiply_rows(const ProductCall& call, Kind kind, const Product& first) {
   DLTensor view;
-  if (!first || !is_worth_multiplying(*first) || !host::view_on_cpu(call.input, view)) return nullptr;
+  if (!host::view_on_cpu(call.input, view)) return nullptr;
   std::array<std::int64_t, most_dimensions> sizes{};
   std::copy_n(view.shape, view.ndim, sizes.begin());
   const auto dimensions = static_cast<std::size_t>(view.ndim);
-  sizes[dimensions - 1] = static_cast<std::int64_t>(first->outer);
+  sizes[dimensions - 1] = static_cast<std::int64_t>(first.outer);
   Owned made = host::new_empty(call.input, std::span(sizes).first(dimensions));
   DLTensor result;
   if (!made || !view_operand(made.get(), kind, result) || !host::is_contiguous(result)) return nullptr;
   // Other code may have run meanwhile, so all is read from here on.
   std::optional<Product> product = product_of(call, kind);
-  if (!product || product->rows != first->rows || product->outer != first->outer) return nullptr;
+  if (!product || product->rows != first.rows || product->outer != first.outer) return nullptr;
   product->result = const_cast<void*>(values_of(result));
   const unsigned threads = host::torch_threads();
   bool done = false;
@@ -139,6 +137,22 @@ Owned multiply(const ProductCall& call, Kind kind) {
   if (!done) return nullptr;
   ++weights::counts.products;
   return made;
+}
+
+}  // namespace
+
+Owned multiply(ProductCall call, Kind kind) {
+  if (!kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
+  if (const std::optional<Product> product = product_of(call, kind)) {
+    return is_worth_multiplying(*product) ? multiply_rows(call, kind, *product) : nullptr;
+  }
+  // Torch would compute one product for each batch of the input.
+  if (tensor::cast_memory.copy_in_rows == nullptr || !host::is_plain_tensor(call.input)) return nullptr;
+  const tensor::Transient rows(tensor::cast_memory.copy_in_rows(call.input, kind), true);
+  if (!rows) return nullptr;
+  call.input = rows.get();
+  const std::optional<Product> product = product_of(call, kind);
+  return product ? multiply_rows(call, kind, *product) : nullptr;
 }
 
 }  // namespace habana_mp::accel

@@ -22,6 +22,6 @@ struct ProductCall {
 
 // Returns the product. Returns null if our kernels do not compute such a call, or are slower there; an exception is set
 // only for an interrupt.
-Owned multiply(const ProductCall& call, Kind kind);
+Owned multiply(ProductCall call, Kind kind);
 
 }  // namespace habana_mp::accel

@@ -20,7 +20,7 @@ Owned multiply_call(ProductForm form, const Arguments& arguments, Kind kind) {
   const Py_ssize_t count = arguments.positional;
   if (arguments.keywords != nullptr) return nullptr;
   if (form == ProductForm::addmm) {
-    if (count != 3) return nullptr;
+    if (count != 3 || values[0] == Py_None) return nullptr;
     return multiply({.input = values[1], .weight = values[2], .bias = values[0], .wants_matrix = true}, kind);
   }
   if (form == ProductForm::linear) {
