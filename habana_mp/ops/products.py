@@ -46,9 +46,7 @@ def _tensordot_makes_product(
 _product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, caches_weights=True, product_form="other")
 _gemm = partial(_product, o2="lower")
 _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
-_made_of_products = partial(
-    Operation, o2="lower", made_of_products=True, caches_weights=True, product_form="other"
-)
+_made_of_products = partial(Operation, o2="lower", made_of_products=True, caches_weights=True, product_form="other")
 
 _GEMM = (
     _gemm_cast_by_autocast("linear", product_form="linear", wants_rows=True),

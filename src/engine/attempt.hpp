@@ -9,10 +9,10 @@ namespace habana_mp::engine {
 // The options and the outcome of an attempt.
 struct Attempt {
   CastContext context;
-  bool is_fused = false;   // from the plan
-  bool is_inside = false;  // from the plan
+  bool is_fused = false;    // from the plan
+  bool is_inside = false;   // from the plan
   bool in_float32 = false;  // from the plan
-  bool made = true;        // false if a cast failed
+  bool made = true;         // false if a cast failed
   bool scalar_changed = false;
   bool interrupted = false;
 };

@@ -101,8 +101,11 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
 PyObject* call_as_written(const Facts& facts, const Plan& plan) {
   const bool is_seen = host::function_mode_is_on();
   if (facts.rule.execution.form != ProductForm::none && !is_seen) {
-    if (is_computed_here(facts.rule, plan.to, computes_as_tracked())) {
-      return call_lowered(facts, facts.arguments, plan.to, false).release();
+    const rules::Answer is_wrong = plan.to == Kind::bf16 ? facts.wrong_in_bf16() : rules::Answer::no;
+    if (is_wrong == rules::Answer::failed) return nullptr;
+    const bool in_float32 = is_wrong == rules::Answer::yes;
+    if (in_float32 || is_computed_here(facts.rule, plan.to, computes_as_tracked())) {
+      return call_lowered(facts, facts.arguments, plan.to, in_float32).release();
     }
   }
   return facts.target.equivalent && !is_seen ? call_without_modes(facts.target, facts.arguments)

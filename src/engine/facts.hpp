@@ -33,10 +33,9 @@ struct Facts : Call {
   [[nodiscard]] Answer makes_product() const { return answer_of(rule.conditions.makes_product, Answer::yes); }
   [[nodiscard]] Answer is_fused() const { return answer_of(rule.conditions.is_fused); }
   [[nodiscard]] Answer wrong_in_bf16() const {
-    return may_be_wrong_in_bf16() ? answer_of(rule.conditions.wrong_in_bf16) : Answer::no;
-  }
-  [[nodiscard]] bool may_be_wrong_in_bf16() const {
-    return rule.conditions.wrong_in_bf16 != nullptr && !(rule.wrong_if_strided && is_common_convolution());
+    if (rule.conditions.wrong_in_bf16 == nullptr || (rule.wrong_if_strided && is_common_convolution()))
+      return Answer::no;
+    return answer_of(rule.conditions.wrong_in_bf16);
   }
   [[nodiscard]] bool may_add_up() const { return rule.conditions.adds_up != nullptr; }
   [[nodiscard]] Answer adds_up() const { return answer_of(rule.conditions.adds_up); }

@@ -52,12 +52,12 @@ struct Conditions {
 
 // The form of a product: the torch function that it calls.
 enum class ProductForm : std::uint8_t {
-  none,    // no product, or one that torch's own function computes everywhere
-  linear,  // F.linear(input, weight, bias)
-  addmm,   // torch.addmm(bias, input, weight)
-  mm,      // torch.mm(input, weight)
-  matmul,  // torch.matmul(input, weight)
-  bmm,     // torch.bmm(input, other)
+  none,                    // no product, or one that torch's own function computes everywhere
+  linear,                  // F.linear(input, weight, bias)
+  addmm,                   // torch.addmm(bias, input, weight)
+  mm,                      // torch.mm(input, weight)
+  matmul,                  // torch.matmul(input, weight)
+  bmm,                     // torch.bmm(input, other)
   convolution,             // F.conv2d(input, weight, bias, stride, padding, dilation, groups), or 1d or 3d
   transposed_convolution,  // F.conv_transpose2d(input, weight, bias, ...), or 1d or 3d
   other,

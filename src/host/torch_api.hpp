@@ -26,10 +26,10 @@ struct TorchApi {
   PyObject* complex128 = nullptr;
 
   // C functions of Tensor. A direct call needs no attribute look-up and no descriptor, and bypasses the core's stubs.
-  PyCFunction to_float32 = nullptr;    // Tensor.float
-  PyCFunction to_bfloat16 = nullptr;   // Tensor.bfloat16
-  PyCFunction to_float16 = nullptr;    // Tensor.half
-  PyCFunction as_strided = nullptr;    // Tensor.as_strided; takes the same
+  PyCFunction to_float32 = nullptr;   // Tensor.float
+  PyCFunction to_bfloat16 = nullptr;  // Tensor.bfloat16
+  PyCFunction to_float16 = nullptr;   // Tensor.half
+  PyCFunction as_strided = nullptr;   // Tensor.as_strided; takes the same
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
   PyCFunction is_inference = nullptr;
@@ -43,7 +43,7 @@ struct TorchApi {
   PyObject* out_of_memory_error = nullptr;
   PyObject* strided = nullptr;  // the layout of dense tensors; the next is that of nested ones
   PyObject* jagged = nullptr;
-  PyObject* from_dlpack = nullptr;          // torch._C._from_dlpack
+  PyObject* from_dlpack = nullptr;  // torch._C._from_dlpack
   // Dispatch keys (torch._C.DispatchKey) under which even the creation of a tensor is intercepted, and the functions
   // that report them.
   PyObject* functorch_key = nullptr;

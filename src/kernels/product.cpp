@@ -96,7 +96,8 @@ struct Work {
   }
 };
 
-// ---- in float32 ------------------------------------------------------------------------------------------------------
+// ---- in float32
+// ------------------------------------------------------------------------------------------------------
 
 // Computes columns of the result, in units of a panel.
 void multiply_fused_columns(const void* context, std::size_t begin, std::size_t end) noexcept {
@@ -106,7 +107,8 @@ void multiply_fused_columns(const void* context, std::size_t begin, std::size_t 
   const std::size_t columns = std::min(end - begin, most_panels) * kernels.panel_width;
   const std::size_t in_panels = (columns + kernels.most_rows) * 2 * sum_block;
   const std::size_t in_registers = std::max(work.rows * work.product->inner, columns);
-  const std::size_t floats = work.rows * columns + (work.rows > kernels.few_rows ? in_panels : std::max(in_panels, in_registers));
+  const std::size_t floats =
+      work.rows * columns + (work.rows > kernels.few_rows ? in_panels : std::max(in_panels, in_registers));
   auto* const memory = static_cast<float*>(scratch.of(floats * sizeof(float)));
   if (memory == nullptr) {
     work.failed.store(true, std::memory_order_relaxed);
@@ -140,7 +142,8 @@ bool multiply_fused(const Table& table, const Product& product, unsigned threads
   return true;
 }
 
-// ---- in pairs, and by tiles ------------------------------------------------------------------------------------------
+// ---- in pairs, and by tiles
+// ------------------------------------------------------------------------------------------
 
 // Multiplies rows of the weight, in units of a tile's rows, with all panels of the input. That gives the result's
 // columns as rows, so they are transposed.
@@ -181,9 +184,9 @@ void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t 
   const auto& work = *static_cast<const Work*>(context);
   const Product& product = *work.product;
   const ProductKernels& kernels = *work.table->products;
-  auto* const panel = work.copies
-                          ? static_cast<std::uint16_t*>(scratch.of(panel_columns * product.inner * sizeof(*work.panels)))
-                          : nullptr;
+  auto* const panel =
+      work.copies ? static_cast<std::uint16_t*>(scratch.of(panel_columns * product.inner * sizeof(*work.panels)))
+                  : nullptr;
   if (work.copies && panel == nullptr) {
     work.failed.store(true, std::memory_order_relaxed);
     return;

@@ -17,11 +17,11 @@ struct Table;
 // The order of the sums depends on the kind, the length of a row and the instruction set. The number of threads, and
 // the other rows and columns, do not change a result's bits.
 // - In float32, for both kinds and on every processor: of each 512 numbers of a row, the products at even positions are
-//   summed one after the other, each by a fused multiply-add, and so are those at odd positions. To the sum so far, which
-//   begins with zero, the first of these sums is added, and then the second one.
+//   summed one after the other, each by a fused multiply-add, and so are those at odd positions. To the sum so far,
+//   which begins with zero, the first of these sums is added, and then the second one.
 // - In pairs, by the instruction vdpbf16ps, if the length of a row is even: of each 256 numbers of a row, the products
-//   are summed one after the other, the second one of each pair before the first one. These sums are added one after the
-//   other. Denormal numbers count as zero.
+//   are summed one after the other, the second one of each pair before the first one. These sums are added one after
+//   the other. Denormal numbers count as zero.
 // - By AMX's tiles, for 16 rows and more, unless the weight is [inner][outer]: in each 32 products, those at even and
 //   those at odd positions are summed separately, in this order, each by a fused multiply-add. The two sums are added,
 //   and the result is added to the sum of the products before. Denormal numbers count as zero.

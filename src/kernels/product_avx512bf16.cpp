@@ -286,11 +286,9 @@ void multiply_few_rows(const PanelProduct& product) noexcept {
 
 }  // namespace
 
-const ProductKernels avx512_bf16_products = {arrange,           arrange_rows, multiply,
-                                             multiply_few_rows, nullptr};
+const ProductKernels avx512_bf16_products = {arrange, arrange_rows, multiply, multiply_few_rows, nullptr};
 #if defined(HABANA_MP_AMX)
-const ProductKernels amx_products = {arrange,           arrange_rows,      multiply,
-                                     multiply_few_rows, multiply_by_tiles};
+const ProductKernels amx_products = {arrange, arrange_rows, multiply, multiply_few_rows, multiply_by_tiles};
 #endif
 
 }  // namespace habana_mp::kernels

@@ -1,5 +1,5 @@
-// Products of float32 that were bfloat16 or float16 in memory: the kernels of each instruction set are made of this code
-// and of its vector type `Isa`. Each file compiles its own copy with its own flags.
+// Products of float32 that were bfloat16 or float16 in memory: the kernels of each instruction set are made of this
+// code and of its vector type `Isa`. Each file compiles its own copy with its own flags.
 //
 // A thread computes some columns of the result. It brings a block of the weight into panels of float32, a few columns
 // wide, which stay in its caches while all rows of the input are multiplied with them.
@@ -17,13 +17,13 @@ inline const std::uint16_t* at(const void* memory, std::size_t position) {
 
 template <class Isa, class Widen>
 struct FusedProduct {
-  using Floats = typename Isa::Floats;
-  using Words = typename Isa::Words;
+  using Floats = Isa::Floats;
+  using Words = Isa::Words;
   static constexpr std::size_t lanes = Isa::lanes;
-  static constexpr std::size_t width = 2 * lanes;  // columns of a panel
-  static constexpr std::size_t line = 32;         // numbers in a line of the processor's caches
-  static constexpr std::size_t most_numbers = 2 * sum_block;         // of a row that are summed at once
-  static constexpr std::size_t odd_part = sum_block * width;         // of a panel, after those at even positions
+  static constexpr std::size_t width = 2 * lanes;               // columns of a panel
+  static constexpr std::size_t line = 32;                       // numbers in a line of the processor's caches
+  static constexpr std::size_t most_numbers = 2 * sum_block;    // of a row that are summed at once
+  static constexpr std::size_t odd_part = sum_block * width;    // of a panel, after those at even positions
   static constexpr std::size_t most_rows = Isa::most_sums / 2;  // at once: two registers of sums for each
 
   const Product& product;
@@ -276,7 +276,8 @@ struct FusedProduct {
         const std::size_t row = part.rows * i / shares;
         const std::size_t rows = part.rows * (i + 1) / shares - row;
         for (std::size_t j = 0; j < rows; ++j) {
-          part.widen(at(product.input, (part.row + row + j) * product.input_step + begin), input + j * most_numbers, count);
+          part.widen(at(product.input, (part.row + row + j) * product.input_step + begin), input + j * most_numbers,
+                     count);
         }
         add_rows(rows, input, panels, count, begin == 0, sums + row * part.columns_of_panels());
       }
@@ -292,7 +293,8 @@ struct FusedProduct {
     if (product.bias != nullptr) part.widen(at(product.bias, part.column), bias, columns);
     for (std::size_t i = 0; i < part.rows; ++i, sums += all) {
       for (std::size_t j = 0; product.bias != nullptr && j < columns; ++j) sums[j] += bias[j];
-      part.narrow(sums, static_cast<std::uint16_t*>(product.result) + (part.row + i) * product.result_step + part.column,
+      part.narrow(sums,
+                  static_cast<std::uint16_t*>(product.result) + (part.row + i) * product.result_step + part.column,
                   columns);
     }
   }

@@ -43,7 +43,8 @@ struct Plan {
   Decision decision{};             // what is reported
   bool is_fused = false;           // one kernel computes the whole call
   bool is_inside = false;          // only the products inside are lowered
-  // True if it is computed in float32 from inputs that were rounded to `to`, since torch's library gets it wrong in `to`.
+  // True if it is computed in float32 from inputs that were rounded to `to`, since torch's library gets it wrong in
+  // `to`.
   bool in_float32 = false;
   // True if tensors without dimensions stay unchanged, since torch promotes them as it does numbers (rule 2).
   bool leaves_numbers = false;
@@ -158,7 +159,7 @@ bool is_left_alone(const Facts& facts) {
 // True if the table may overrule a draft that casts no input.
 template <typename Facts>
 bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
-  if (is_lower(plan.to) && (facts.may_add_up() || facts.may_be_wrong_in_bf16() || (rule.is_product && facts.holds_sparse_tensor()))) return true;
+  if (is_lower(plan.to) && (facts.may_add_up() || (rule.is_product && facts.holds_sparse_tensor()))) return true;
   return rule.saturates && is_lower(plan.to) && facts.has_number_beyond(plan.to);
 }
 
@@ -221,9 +222,6 @@ template <typename Facts>
     } else if (!must_cast(plan.to, inputs)) {
       return by(Way::leave);
     }
-  } else if (facts.may_be_wrong_in_bf16() && !plan.in_float32 && !must_cast(plan.to, inputs)) {
-    plan.way = Way::as_written;
-    return plan;
   }
 
   // Limits of torch.

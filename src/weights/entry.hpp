@@ -32,11 +32,11 @@ constexpr int on_cpu = -1;
 constexpr int on_no_accelerator = -2;  // on a device on which no casts are cached
 
 struct Entry {
-  PyObject* weight = nullptr;          // borrowed
-  Owned reference;                     // a weak reference to the weight, whose callback drops the entry
-  Owned cast;                          // null if no cast is cached at the moment
+  PyObject* weight = nullptr;  // borrowed
+  Owned reference;             // a weak reference to the weight, whose callback drops the entry
+  Owned cast;                  // null if no cast is cached at the moment
   const char* cast_storage = nullptr;
-  Owned holder;                        // holds the cast in C++ as well (host::make_holder), or null
+  Owned holder;  // holds the cast in C++ as well (host::make_holder), or null
   Kind to = Kind::bf16;
   Snapshot snapshot;           // of the weight, before the cast was made
   std::uint32_t doubts = 1;    // how often code may have changed the weight without its version
@@ -45,11 +45,11 @@ struct Entry {
   bool is_lent = false;        // NumPy or DLPack may have its memory, until the weight owns it alone again
   std::vector<Owned> aliases;  // weak references to tensors that have its memory and a version counter of their own
   Refusal refusal{};           // the reason for the last refusal
-  host::Geometry geometry;              // of the weight at that time; without values: unknown
-  Owned size;                           // the weight's sizes as a tuple
-  int device = on_cpu;                  // the number of the weight's accelerator
-  std::int64_t stream = 0;              // the accelerator's stream on which the cast was made
-  std::vector<std::int64_t> joined;     // other streams that have waited for this one since
+  host::Geometry geometry;     // of the weight at that time; without values: unknown
+  Owned size;                  // the weight's sizes as a tuple
+  int device = on_cpu;         // the number of the weight's accelerator
+  std::int64_t stream = 0;     // the accelerator's stream on which the cast was made
+  std::vector<std::int64_t> joined;  // other streams that have waited for this one since
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> sampled{};
   Samples samples{};

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -124,8 +123,7 @@ IN_ROWS = {"one row", "rows", "many rows", "a batch", "four dimensions", "bfloat
 
 
 def assert_call_is_right(layer: Weighted, x: torch.Tensor, *, by_kernels: bool | None = None) -> None:
-    """Asserts the bits of the result. ``by_kernels``: whether the package's kernels must compute it, if that matters.
-    """
+    """Asserts the bits of the result. ``by_kernels``: whether our kernels must compute it, if that matters."""
     before = products()
     result = layer(x)
     made = products() - before

@@ -32,7 +32,6 @@ GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
-    "torch.linear-builtin",
     "torch.pytree",
 }
 

@@ -5,7 +5,6 @@ This loop says what a product is: src/kernels/product.hpp has the orders in word
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -23,10 +22,8 @@ Bits = NDArray[np.uint16]
 Floats = NDArray[np.float32]
 
 #: The instruction sets with kernels for products, each with a kind of numbers.
-PATHS = [
-    (path, is_float16) for path in _core.kernels_paths() if path != "scalar" for is_float16 in (False, True)
-]
-in_each_way = pytest.mark.parametrize("path, is_float16", PATHS)
+PATHS = [(path, is_float16) for path in _core.kernels_paths() if path != "scalar" for is_float16 in (False, True)]
+in_each_way = pytest.mark.parametrize(("path", "is_float16"), PATHS)
 in_both_layouts = pytest.mark.parametrize("inner_first", [False, True])
 
 #: The numbers of a row that are summed at once.
@@ -147,9 +144,7 @@ def test_any_shape_gives_the_bits_of_a_plain_loop(
 
 @in_each_way
 @each("outer", OUTER)
-def test_a_row_has_the_same_bits_alone_and_at_each_place_of_a_batch(
-    path: str, is_float16: bool, outer: int
-) -> None:
+def test_a_row_has_the_same_bits_alone_and_at_each_place_of_a_batch(path: str, is_float16: bool, outer: int) -> None:
     rng = np.random.default_rng(outer)
     inner = 600
     x, weight, bias = (noise(rng, is_float16, *shape) for shape in ((max(ROWS), inner), (outer, inner), (outer,)))
@@ -181,9 +176,7 @@ def test_the_number_of_threads_changes_nothing(
     x, weight, bias = (noise(rng, is_float16, *shape) for shape in ((rows, inner), (outer, inner), (outer,)))
     expected = by_hand(x, weight, bias, path, is_float16, inner_first=inner_first)
     for threads in (1, 2, 3, 5):
-        ours = multiplied(
-            x, weight, bias, path, is_float16, inner_first=inner_first, threads=threads, gaps=(0, 4)
-        )
+        ours = multiplied(x, weight, bias, path, is_float16, inner_first=inner_first, threads=threads, gaps=(0, 4))
         assert np.array_equal(ours, expected), threads
 
 
@@ -194,9 +187,7 @@ def test_small_whole_numbers_have_the_bits_of_float64_rounded_once(
     path: str, is_float16: bool, inner_first: bool, rows: int
 ) -> None:
     rng = np.random.default_rng(rows)
-    x, weight, bias = (
-        rng.integers(-8, 9, shape).astype(np.float32) for shape in ((rows, 700), (70, 700), (70,))
-    )
+    x, weight, bias = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((rows, 700), (70, 700), (70,)))
     given = [bits_of(one, is_float16) for one in (x, weight, bias)]
     exact = x.astype(np.float64) @ weight.astype(np.float64).T + bias
     ours = multiplied(*given, path, is_float16, inner_first=inner_first)  # type: ignore[arg-type]  # three arrays

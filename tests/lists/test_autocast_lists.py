@@ -102,7 +102,15 @@ def dtypes(value: Any) -> set[torch.dtype]:
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype is other.dtype
+        if one.dtype is not other.dtype or one.shape != other.shape:
+            return False
+        # A processor without instructions for the precision sums products in another order than torch's library.
+        if not one.is_floating_point() or one.numel() == 0:
+            return torch.equal(one, other)
+        # torch adds up the parts of a transposed convolution in float16 itself.
+        rounding = 0.01 if one.dtype is FP16 else torch.finfo(one.dtype).eps
+        least = rounding * other.double().nan_to_num(0, 0, 0).abs().max().item()
+        return torch.allclose(one.double(), other.double(), rounding, least, equal_nan=True)
     if isinstance(one, (list, tuple)):
         return all(map(same, one, other))
     return bool(one == other)

@@ -69,7 +69,7 @@ def test_without_amp_everything_runs_with_default_precision() -> None:
 def test_inference_runs_in_float16() -> None:
     found = ran(SIMPLE_NET, IMPERATIVE)
     assert found["y"].dtype is FP16
-    assert torch.equal(found["y"], found["model"].half()(found["x"].half()))
+    torch.testing.assert_close(found["y"], found["model"].half()(found["x"].half()))
 
 
 def test_training_runs_in_bfloat16_and_its_weights_are_torch_autocasts() -> None:

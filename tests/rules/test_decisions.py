@@ -173,8 +173,8 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     inside = rule.products_inside and is_lower and fused is Answer.NO
     if inside and not facts.products_can_be_lowered:
         return Way.UNLISTED_RULE, to, reported, reason
-    if to is Kind.BF16 and facts.wrong is not Answer.NO:
-        return Way.WITHOUT_LOWERING if facts.wrong is Answer.YES else Way.FAILED, to, reported, reason
+    if to is Kind.BF16 and facts.wrong is Answer.FAILED:
+        return Way.FAILED, to, reported, reason
     if is_lower and facts.condition_on_sums:
         if facts.sums is Answer.FAILED:
             return Way.FAILED, to, reported, reason

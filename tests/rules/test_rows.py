@@ -57,7 +57,7 @@ def test_with_its_row_the_operation_of_the_page_takes_mixed_inputs_where_no_list
 def test_the_rows_declared_by_the_package_are_those_that_answer() -> None:
     names = [name for row in ops.ROWS for name in row.names.split()]
     assert list(ops.rows()) == names
-    assert ops.row_of("conv2d").packs == "conv2d"
+    assert ops.row_of("conv2d").product_form == "convolution"
 
 
 def test_two_rows_for_one_operation_are_an_error() -> None:
@@ -74,6 +74,6 @@ def test_what_a_row_says_goes_together() -> None:
         assert row.parts or not (row.is_only_parts or row.parts_follow), row.names
         assert row.made_of_products or row.makes_product is None, row.names
         assert row.products_inside or row.is_fused is None, row.names
-        assert row.caches_weights or not (row.packs or row.is_recurrent or row.made_of_products), row.names
+        assert row.caches_weights or not (row.is_recurrent or row.made_of_products), row.names
         assert row.unlisted == "widest" or not (row.promotes or row.gives_dimensions), row.names
         assert not (row.caches_weights and row.gives_view), row.names

@@ -8,6 +8,7 @@ float32, from operands that autograd casts (``compute_in_float32`` in src/engine
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,11 +42,16 @@ def _float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
 
 
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    """Calls ``function.apply``, which torch does not type."""
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
 def _product_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns the product of rows and a weight [outer][inner]."""
     if torch.is_grad_enabled():  # the backward is differentiated
-        result: Tensor = _Rows.apply(input, weight, bias)
-        return result
+        return _apply(_Rows, input, weight, bias)
     multiply = getattr(_core, "multiply", None)
     made: Tensor | None = None if multiply is None else multiply(input, weight, bias)
     if made is None:
@@ -75,8 +81,7 @@ class _Rows(Function):
 
 def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
     if torch.is_grad_enabled():
-        result: Tensor = _Batches.apply(one, other)
-        return result
+        return _apply(_Batches, one, other)
     made: Tensor = _matmul(one.float(), other.float())
     return made.to(one.dtype)
 
@@ -127,19 +132,19 @@ class _Convolution(Function):
 def _call_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if input.dim() < 2 or input.numel() == 0 or weight.dim() != 2 or (bias is not None and bias.dim() != 1):
         return NotImplemented
-    return _Rows.apply(input, weight, bias)
+    return _apply(_Rows, input, weight, bias)
 
 
 def _call_addmm(bias: Tensor, input: Tensor, weight: Tensor, **options: Any) -> Any:
     if options or bias.dim() != 1 or len(bias) != weight.shape[1] or input.numel() == 0:
         return NotImplemented
-    return _Rows.apply(input, weight.t(), bias)
+    return _apply(_Rows, input, weight.t(), bias)
 
 
 def _call_matmul(input: Tensor, other: Tensor) -> Any:
     if input.dim() < 2 or other.dim() < 2 or input.numel() == 0 or other.numel() == 0:
         return NotImplemented
-    return _Rows.apply(input, other.t(), None) if other.dim() == 2 else _Batches.apply(input, other)
+    return _apply(_Rows, input, other.t(), None) if other.dim() == 2 else _apply(_Batches, input, other)
 
 
 def _for_each(value: Any, dimensions: int) -> list[int]:
@@ -161,7 +166,7 @@ def _call_convolution(
         return NotImplemented
     options = [_for_each(one, count) for one in (stride, padding, dilation)]
     function = _convolutions[count - 1], (*options, False, [0] * count, groups)
-    return _Convolution.apply(function, input, weight, bias, stride, padding, dilation, groups)
+    return _apply(_Convolution, function, input, weight, bias, stride, padding, dilation, groups)
 
 
 def _call_transposed_convolution(
@@ -179,10 +184,10 @@ def _call_transposed_convolution(
         return NotImplemented
     options = [_for_each(one, count) for one in (stride, padding, dilation)]
     function = _transposed_convolutions[count - 1], (*options, True, _for_each(output_padding, count), groups)
-    return _Convolution.apply(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _apply(_Convolution, function, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-_TRACKED = {
+_TRACKED: dict[str, Callable[..., Any]] = {
     "linear": _call_linear,
     "addmm": _call_addmm,
     "mm": _call_matmul,
@@ -197,12 +202,15 @@ class Products(Patch):
     """How products in lower precision are computed on this processor."""
 
     def install(self, settings: Settings) -> None:
-        _core.set_products(
-            multiplies_bf16=_core.kernels_multiplies_bfloat16(), multiplies_f16=multiplies_float16(), tracked=_TRACKED
-        )
+        _core.set_products(multiplies_bf16=multiplies_bfloat16(), multiplies_f16=multiplies_float16(), tracked=_TRACKED)
 
     def uninstall(self) -> None:
         """Leaves the settings: without rules no call reads them."""
+
+
+def multiplies_bfloat16() -> bool:
+    """Returns true if the processor has instructions that multiply bfloat16, and the kernels in use have them."""
+    return _core.kernels_multiplies_bfloat16()
 
 
 def multiplies_float16() -> bool:

@@ -12,8 +12,8 @@
 #include "host/tensors.hpp"
 #include "host/view.hpp"
 #include "kernels/product.hpp"
-#include "tensor/cast_memory.hpp"
 #include "tensor/cast.hpp"
+#include "tensor/cast_memory.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::accel {

@@ -128,8 +128,8 @@ void set_condition(Rule& rule, const std::string& name, const py::object& functi
 }
 
 engine::ProductForm form_named(std::string_view name) {
-  static constexpr std::string_view names[] = {"",    "linear",      "addmm",                  "mm",   "matmul",
-                                               "bmm", "convolution", "transposed_convolution", "other"};
+  static constexpr std::string_view names[] = {
+      "", "linear", "addmm", "mm", "matmul", "bmm", "convolution", "transposed_convolution", "other"};
   static_assert(std::size(names) == engine::product_forms);
   const auto found = std::ranges::find(names, name);
   if (found == std::end(names)) throw std::invalid_argument("unknown form of a product: " + std::string(name));

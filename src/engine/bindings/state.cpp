@@ -121,7 +121,8 @@ void register_state(py::module_& module) {
     or_throw(number.has_value());
     return number.value_or(0);
   });
-  module.def("exchange_runs_again", [](bool runs_again) { return std::exchange(engine::thread_state.runs_again, runs_again); });
+  module.def("exchange_runs_again",
+             [](bool runs_again) { return std::exchange(engine::thread_state.runs_again, runs_again); });
   module.def("current_state", [] { return engine::pack(engine::current_state()); });
   module.def("lists_apply_here", &engine::lists_apply_here);
   module.def("casts_are_made_here", &engine::casts_are_made_here);

@@ -1,0 +1,198 @@
+"""Products where the processor has no instruction for their precision: float32 sums of the rounded operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from habana_mp import hmp
+from habana_mp.patches.torch import products as products_patch
+from helpers.each import each
+from helpers.lists import Converter
+
+Call = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(products_patch, "multiplies_float16", lambda: False)
+    torch.manual_seed(0)
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+HEADS = (2, 4, 40, 32)
+#: Calls, and the sizes of their tensors: large enough that no call is left to torch for its size.
+CALLS: dict[str, tuple[Call, Sequence[tuple[int, ...]]]] = {
+    "linear": (F.linear, [(65, 97), (130, 97), (130,)]),
+    "linear, without bias": (F.linear, [(4, 30, 96), (128, 96)]),
+    "linear, one number for all": (F.linear, [(64, 96), (128, 96), (1,)]),
+    "mm": (torch.mm, [(64, 96), (96, 160)]),
+    "@": (lambda x, w: x @ w.t(), [(4, 16, 96), (160, 96)]),
+    "addmm": (torch.addmm, [(160,), (64, 96), (96, 160)]),
+    "addmm, scaled": (lambda b, x, w: torch.addmm(b, x, w, beta=0.5, alpha=2.0), [(64, 160), (64, 96), (96, 160)]),
+    "bmm": (torch.bmm, [(8, 64, 32), (8, 32, 48)]),
+    "matmul": (torch.matmul, [(2, 8, 64, 32), (1, 8, 32, 48)]),
+    "matmul of a vector": (torch.matmul, [(120, 120), (120,)]),
+    "baddbmm": (lambda b, x, w: torch.baddbmm(b, x, w, alpha=2.0), [(8, 64, 48), (8, 64, 32), (8, 32, 48)]),
+    "einsum": (lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k), [HEADS, HEADS]),
+    "conv1d": (lambda x, w: F.conv1d(x, w, padding="same"), [(4, 16, 200), (32, 16, 3)]),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, 2, 1), [(4, 16, 20, 20), (32, 16, 3, 3), (32,)]),
+    "conv2d, in groups": (lambda x, w: F.conv2d(x, w, groups=4), [(4, 16, 20, 20), (32, 4, 3, 3)]),
+    "conv2d of one image": (F.conv2d, [(16, 30, 30), (32, 16, 3, 3)]),
+    "conv3d": (lambda x, w, b: F.conv3d(x, w, b, padding=1), [(2, 8, 6, 12, 12), (16, 8, 3, 3, 3), (16,)]),
+    "conv_transpose2d": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, output_padding=1),
+        [(4, 16, 20, 20), (16, 32, 3, 3), (32,)],
+    ),
+    "attention": (_causal, [HEADS] * 3),
+}
+
+
+def exact(call: Call, values: list[torch.Tensor], dtype: torch.dtype, gradient: torch.Tensor) -> list[torch.Tensor]:
+    """The call with rounded operands in float64, and their gradients."""
+    with hmp.disable_casts(), torch.enable_grad():
+        rounded = [one.detach().to(dtype).double().requires_grad_() for one in values]
+        result = call(*rounded)
+        return [result.detach(), *torch.autograd.grad(result, rounded, gradient.to(dtype).double())]
+
+
+def assert_near(made: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    """Asserts a few roundings: attention's gradients are products of rounded products."""
+    torch.testing.assert_close(
+        made.double(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps * wanted.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("are_lower", [False, True])
+@each("name", CALLS)
+def test_results_and_gradients_are_those_of_rounded_operands(dtype: torch.dtype, name: str, are_lower: bool) -> None:
+    call, sizes = CALLS[name]
+    values = [torch.randn(one) for one in sizes]
+    given = [(one.to(dtype) if are_lower else one.clone()).requires_grad_() for one in values]
+    with hmp.disable_casts():
+        gradient = torch.randn_like(call(*values))
+    wanted = exact(call, values, dtype, gradient)
+    hmp.convert(preset="recommended", within="everywhere", dtype=dtype)
+    made = call(*given)
+    assert made.dtype is dtype or name == "matmul of a vector"
+    gradients = torch.autograd.grad(made, given, gradient.to(made.dtype))
+    assert [one.dtype for one in gradients] == [one.dtype for one in given]
+    for one, other in zip([made.detach(), *gradients], wanted, strict=True):
+        assert_near(one, other, dtype)
+    with torch.no_grad():
+        assert_near(call(*given), wanted[0], dtype)
+
+
+@each("name", ["linear", "@", "addmm", "bmm", "conv2d"])
+def test_with_and_without_autograd_the_bits_are_the_same(name: str) -> None:
+    call, sizes = CALLS[name]
+    values = [torch.randn(one).requires_grad_() for one in sizes]
+    hmp.convert(preset="recommended", within="everywhere")
+    with torch.no_grad():
+        untracked = call(*values)
+    assert torch.equal(call(*values).detach(), untracked)
+
+
+@each("name", ["linear", "bmm", "conv2d", "conv_transpose2d", "attention", "einsum"])
+def test_a_gradient_can_be_differentiated(name: str) -> None:
+    call, sizes = CALLS[name]
+    values = [torch.randn(one) for one in sizes]
+
+    def second(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        first = torch.autograd.grad(call(*tensors).float().square().mean(), tensors[:2], create_graph=True)
+        return torch.autograd.grad(sum(one.double().square().sum() for one in first), tensors[:2])
+
+    with hmp.disable_casts(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        wanted = second([one.bfloat16().double().requires_grad_() for one in values])
+        hmp.convert(preset="recommended", within="everywhere")
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        made = second([one.requires_grad_() for one in values])
+    for one, other in zip(made, wanted, strict=True):
+        assert (one.double() - other).norm() < 0.05 * other.norm()
+
+
+def test_transforms_take_the_same_products() -> None:
+    weight, x = torch.randn(128, 96), torch.randn(16, 8, 96)
+    hmp.convert(preset="recommended", within="everywhere")
+    expected = F.linear(x, weight)
+    made = torch.func.vmap(lambda one: F.linear(one, weight))(x)
+    torch.testing.assert_close(made, expected)
+    gradient = torch.func.grad(lambda w: F.linear(x, w).float().square().sum())(weight)
+    leaf = weight.clone().requires_grad_()
+    F.linear(x, leaf).float().square().sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad, rtol=2e-2, atol=2e-2 * gradient.abs().max().item())
+
+
+LAYERS: dict[str, Callable[..., nn.Module]] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+
+
+@each("name", LAYERS)
+def test_a_recurrent_layer_rounds_its_input_and_weights_and_not_its_state(name: str, converted: Converter) -> None:
+    layer, x = LAYERS[name](48, 64, 2), torch.randn(20, 3, 48).requires_grad_()
+    double = LAYERS[name](48, 64, 2).double()
+    double.load_state_dict({key: value.bfloat16().double() for key, value in layer.state_dict().items()})
+    rounded = x.detach().bfloat16().double().requires_grad_()
+    wanted = double(rounded)[0]
+    wanted.float().square().mean().backward()
+    converted(preset="torch-cpu")
+    made = layer(x)[0]
+    made.float().square().mean().backward()
+    assert_near(made.detach(), wanted.detach(), torch.bfloat16)
+    assert_near(x.grad, rounded.grad, torch.bfloat16)
+    for one, other in zip(layer.parameters(), double.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert_near(one.grad, other.grad, torch.bfloat16)
+    with torch.no_grad():
+        assert_near(layer(x)[0], wanted.detach(), torch.bfloat16)
+
+
+class Experts(nn.Module):
+    """A mixture of experts whose choice may change with the last bit of a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(64, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.chosen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.router(x).argmax(-1)
+        self.chosen.append(chosen)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = chosen == number
+            result[rows] = expert(x[rows]).to(x.dtype)
+        return result
+
+
+@pytest.mark.parametrize("has_instructions", [False, True])
+@pytest.mark.parametrize("rows", [7, 400])
+def test_both_runs_of_a_reentrant_checkpoint_choose_the_same_experts(
+    has_instructions: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_instructions:
+        monkeypatch.undo()
+    model, x = Experts(), torch.randn(rows, 64)
+    with torch.no_grad():  # equal rows of the router differ in the last bits alone
+        model.router.weight.copy_(model.router.weight[:1] + 1e-3 * torch.randn(8, 64))
+    hmp.convert(preset="recommended")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model.chosen.clear()
+        result: Any = checkpoint(model, torch.randn(rows, 64).requires_grad_(), use_reentrant=True)
+        result.sum().backward()
+        first, second = model.chosen
+        assert torch.equal(first, second)
+    assert x.dtype is torch.float32
