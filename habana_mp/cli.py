@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import platform
+import statistics
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ from habana_mp import _core, hmp, kernels
 from habana_mp.common import ledger
 from habana_mp.common.devices import devices
 from habana_mp.patches.all import modules_of_torch
+from habana_mp.patches.torch import products
 from habana_mp.run import explain, lists
-from habana_mp.run.speed import ratios
+from habana_mp.run.speed import CASES, ratios
 
 #: Modules that are only imported when they are needed, and that declare assumptions.
 _WITH_ASSUMPTIONS = (
@@ -217,13 +219,27 @@ def _check_assumptions() -> Exception | None:
 
 
 def _print_bf16() -> None:
+    way = "by its instructions" if products.multiplies_bfloat16() else "in float32, from rounded operands"
+    print(f"products      of bf16 are computed {way}")
     print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (best of 9):")
     for device in devices():
-        for size, rows in ((64, 1), (256, 1), (1024, 1), (1024, 64), (1024, 1024)):
-            plain, kept = ratios(device, size, rows)
-            more = "" if kept is None else f"  by hmp {kept:6.2f}  {_verdict(kept)}"
-            shape = f"linear {size}x{size},"
-            print(f"  {device:<6} {shape:<17} batch {rows:<5} {plain:6.2f}  {_verdict(plain):<8}{more}")
+        found = []
+        for case in CASES:
+            plain, by_hmp = ratios(device, case)
+            more = "" if by_hmp is None else f"  by hmp {by_hmp:6.2f}  {_verdict(by_hmp)}"
+            name = f"{'train ' if case.trains else ''}{case.name}"
+            print(f"  {device:<6} {name:<35} {plain:6.2f}  {_verdict(plain):<8}{more}")
+            found.append(plain if by_hmp is None else by_hmp)
+        print(f"verdict       {device}: {_verdict_on(found)}")
+
+
+def _verdict_on(found: list[float]) -> str:
+    """Returns a sentence about all ratios of a device."""
+    mean = statistics.geometric_mean(found)
+    slower = sum(_verdict(one) == "slower" for one in found)
+    what = "faster than fp32" if mean < 0.95 else "slower than fp32" if mean > 1.05 else "as fast as fp32"
+    exceptions = "" if slower == 0 else f"; {slower} of {len(found)} of these operations are slower"
+    return f"bf16 takes {mean:.2f} of the time of fp32 in the mean: {what}{exceptions}"
 
 
 def _verdict(ratio: float) -> str:

@@ -10,6 +10,7 @@ from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.checkpoint import Checkpoint
+from habana_mp.patches.torch.compiled_products import CompiledProducts
 from habana_mp.patches.torch.constructors import Constructors
 from habana_mp.patches.torch.data_parallel import DataParallel
 from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
@@ -59,6 +60,7 @@ def all_patches() -> tuple[Patch, ...]:
         graphs_of_accelerators,
         WeightCache(),
         Products(),
+        CompiledProducts(),
         Memory(),
         NumbersOnDevices(),
         Checkpoint(),

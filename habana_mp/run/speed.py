@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -10,9 +11,10 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from habana_mp import hmp
 from habana_mp.common.devices import devices
@@ -21,45 +23,76 @@ from habana_mp.common.devices import devices
 _SECONDS = 1.0
 
 
+class Case(NamedTuple):
+    """An operation of an activation and weights, or of activations alone, that is timed."""
+
+    name: str
+    call: Callable[..., torch.Tensor]
+    sizes: tuple[tuple[int, ...], ...]
+    trains: bool = False
+    has_weights: bool = True
+
+
+def linear(size: int, rows: int, *, trains: bool = False) -> Case:
+    return Case(f"linear {size}x{size}, batch {rows}", F.linear, ((rows, size), (size, size)), trains)
+
+
+def _convolution(*, trains: bool = False) -> Case:
+    call = functools.partial(F.conv2d, padding=1)
+    return Case("conv2d 64x64, 3x3, 8 x 28x28", call, ((8, 64, 28, 28), (64, 64, 3, 3)), trains)
+
+
+CASES = (
+    linear(64, 1),
+    linear(256, 1),
+    linear(1024, 1),
+    linear(1024, 64),
+    linear(1024, 1024),
+    _convolution(),
+    Case("attention, 8 heads, 256 x 64", F.scaled_dot_product_attention, ((1, 8, 256, 64),) * 3, has_weights=False),
+    linear(1024, 512, trains=True),
+    _convolution(trains=True),
+)
+
+
 def ratios(
-    device: str,
-    size: int,
-    rows: int,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    rounds: int = 10,
-    repeat: int | None = None,
+    device: str, case: Case, *, dtype: torch.dtype = torch.bfloat16, rounds: int = 10, repeat: int | None = None
 ) -> tuple[float, float | None]:
-    """Returns a linear layer's time in the lower precision over its time in float32, with a weight in each precision:
-    the best of interleaved rounds. And the ratio with a cached cast, or None if not converted or not on the CPU."""
-    x, weight = torch.randn(rows, size, device=device), torch.nn.Parameter(torch.randn(size, size, device=device))
-    lower, lower_weight = x.to(dtype), weight.detach().to(dtype)
-    linear = torch.nn.functional.linear
-    calls: dict[str, Callable[[], Any]] = {
-        "fp32": lambda: linear(x, weight),
-        "lower": lambda: linear(lower, lower_weight),
-    }
-    if device == "cpu" and hmp.is_converted():
-        calls["kept"] = lambda: linear(lower, weight)
+    """Returns an operation's time in the lower precision over its time in float32, with all tensors in each precision:
+    the best of interleaved rounds. And the ratio with weights in float32 under ``convert``, or None if not
+    converted."""
+    values = [torch.randn(one, device=device) for one in case.sizes]
+    lower = [one.to(dtype) for one in values]
+    mixed = [lower[0], *map(torch.nn.Parameter, values[1:])] if case.has_weights else lower
+    for one in (*values, *lower, *mixed):
+        one.requires_grad_(case.trains)
+
+    def run(tensors: list[torch.Tensor]) -> None:
+        result = case.call(*tensors)
+        if case.trains:
+            torch.autograd.grad(result, tensors, torch.ones_like(result))
+
+    calls = {"fp32": values, "lower": lower} | ({"by hmp": mixed} if hmp.is_converted() else {})
     times: dict[str, list[float]] = {name: [] for name in calls}
-    repeat = max(5, (1 << 20) // (size * size)) if repeat is None else repeat
-    with torch.no_grad():
+    repeat = max(2, (1 << 20) // sum(one.numel() for one in values)) if repeat is None else repeat
+    with torch.set_grad_enabled(case.trains):
         for round_number in range(rounds):
-            for name, call in calls.items():
-                with nullcontext() if name == "kept" else hmp.disable_casts():
+            for name, tensors in calls.items():
+                with nullcontext() if name == "by hmp" else hmp.disable_casts():
                     begin = time.perf_counter()
                     for _ in range(repeat):
-                        call()
+                        run(tensors)
                     if device != "cpu":
                         getattr(torch, device).synchronize()
                     if round_number:  # the first round warms up
                         times[name].append(time.perf_counter() - begin)
     best = {name: min(seconds) for name, seconds in times.items()}
-    return best["lower"] / best["fp32"], best["kept"] / best["fp32"] if "kept" in best else None
+    return best["lower"] / best["fp32"], best["by hmp"] / best["fp32"] if "by hmp" in best else None
 
 
 def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
-    """Returns the ratio for a layer of medium size. None if there is a device besides the CPU, or no result in time.
+    """Returns the ratio under ``convert`` for a layer of medium size. None if there is a device besides the CPU, or no
+    result in time.
 
     A forked child measures. So this process keeps its random numbers, starts no OpenMP threads (which a fork of the
     script could not use), and touches no device.
@@ -74,7 +107,10 @@ def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
             null_device = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
                 os.dup2(null_device, stream)
-            found = ratios("cpu", 512, 64, dtype=dtype, rounds=4, repeat=2)[0] if devices() == ["cpu"] else None
+            found = None
+            if devices() == ["cpu"]:
+                hmp.convert(dtype=dtype)
+                found = ratios("cpu", linear(512, 64), dtype=dtype, rounds=4, repeat=2)[1]
             os.write(writing, json.dumps(found).encode())
         finally:
             os.kill(os.getpid(), signal.SIGKILL)  # no exit handler of the script's process may run here

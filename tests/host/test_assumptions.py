@@ -48,6 +48,7 @@ NOT_ASKED_BY_TRAINING = {
     "torch.exported-programs",
     "torch.files-of-operations",
     "torch.inductor-kernels",
+    "torch.inductor-pass",
     "torch.inductor-settings",
     "torch.module-calls",
     "torch.module-calls-in-reports",

@@ -134,6 +134,49 @@ def test_transforms_take_the_same_products() -> None:
     torch.testing.assert_close(gradient, leaf.grad, rtol=2e-2, atol=2e-2 * gradient.abs().max().item())
 
 
+@each("freezing", [False, True])
+@each("name", ["linear", "addmm", "bmm", "conv2d", "attention"])
+def test_compiled_code_takes_the_same_products(name: str, freezing: bool) -> None:
+    call, sizes = CALLS[name]
+    values = [torch.randn(one) for one in sizes]  # with digits that a rounding takes away
+    with hmp.disable_casts():
+        gradient = torch.randn_like(call(*values))
+    wanted = exact(call, values, torch.bfloat16, gradient)
+    hmp.convert(preset="recommended", within="everywhere")
+    torch._dynamo.reset()
+    compiled = torch.compile(call)
+    with torch.no_grad(), torch._inductor.config.patch(freezing=freezing):
+        made = compiled(*values)
+        assert made.dtype is torch.bfloat16
+        assert_near(made, wanted[0], torch.bfloat16)
+    if freezing:
+        return
+    given = [one.clone().requires_grad_() for one in values]
+    tracked = compiled(*given)
+    gradients = torch.autograd.grad(tracked, given, gradient.to(tracked.dtype))
+    for one, other in zip([tracked.detach(), *gradients], wanted, strict=True):
+        assert_near(one, other, torch.bfloat16)
+
+
+def test_compiled_code_calls_the_package_s_operators_and_no_longer_after_restore() -> None:
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    layer, x = nn.Linear(96, 128), torch.randn(64, 96)
+    before = config.post_grad_custom_post_pass
+    hmp.convert()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        _, codes = run_and_get_code(torch.compile(layer), x)
+        assert "torch.ops.habana_mp.addmm" in codes[0]
+        hmp.restore()
+        torch._dynamo.reset()
+        with torch.autocast("cpu", torch.bfloat16):
+            _, codes = run_and_get_code(torch.compile(layer), x)
+        assert "torch.ops.habana_mp" not in codes[0]
+    assert config.post_grad_custom_post_pass is before
+
+
 LAYERS: dict[str, Callable[..., nn.Module]] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 
 

@@ -1,0 +1,142 @@
+"""Products in lower precision in code that Inductor compiles, on processors without instructions for them.
+
+Inductor calls torch's own products, which are slow there. A pass over each graph puts operators of the package in their
+place, which have the same schemas. Their operands are tensors in memory, so Inductor cannot leave out a rounding, as it
+does where it computes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.patch import Settings
+from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch import products
+
+_PASS = Assumption(
+    "torch.inductor-pass",
+    assumed="`torch._inductor.config` has `post_grad_custom_post_pass`, which takes a `CustomGraphPass`, and the "
+    "operators of products have the names that Inductor's graphs have",
+    check="each is there",
+    otherwise="compiled code calls torch's own products",
+)
+
+_aten: Any = torch.ops.aten
+#: Operators, and the results that are in the precision of the operands; None: all.
+_OPERATORS: dict[str, tuple[int, ...] | None] = {
+    "mm": None,
+    "addmm": None,
+    "bmm": None,
+    "baddbmm": None,
+    "convolution": None,
+    "convolution_backward": None,
+    "_scaled_dot_product_flash_attention_for_cpu": (0,),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": None,
+}
+
+
+def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[..., Any]:
+    """Returns a function that calls the operator in float32, and rounds its results."""
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        dtype = arguments[-1].dtype if operator is _aten.addmm.default else arguments[0].dtype
+        if operator in (_aten.mm.default, _aten.addmm.default) and not keywords:
+            *bias, input, weight = arguments
+            if not bias or bias[0].dim() == 1:
+                return products.product_of_rows(input, weight.t(), *bias)
+        made = operator(*map(_wide, arguments), **keywords)
+        if isinstance(made, torch.Tensor):
+            return made.to(dtype)
+        return tuple(
+            one.to(dtype) if one is not None and (rounded is None or at in rounded) else one
+            for at, one in enumerate(made)
+        )
+
+    return call
+
+
+def _wide(value: Any) -> Any:
+    is_lower = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_lower else value
+
+
+_library: list[torch.library.Library] = []
+
+
+def _define() -> None:
+    """Defines the operators, once in a process: compiled code may outlive ``convert``."""
+    if _library:
+        return
+    library = torch.library.Library("habana_mp", "FRAGMENT")
+    _library.append(library)
+    for name, rounded in _OPERATORS.items():
+        operator = getattr(_aten, name).default
+        library.define(str(operator._schema).removeprefix("aten::"))
+        library.impl(name, _in_float32(operator, rounded), "CPU")
+        library.impl(name, operator, "Meta")
+
+
+def _uses_slow_product(node: torch.fx.Node, slow: set[torch.dtype]) -> bool:
+    operands = [one.meta.get("val") for one in node.all_input_nodes]
+    tensors = [one for one in operands if isinstance(one, torch.Tensor)]
+    return bool(tensors) and all(one.device.type == "cpu" for one in tensors) and tensors[-1].dtype in slow
+
+
+def _put_ours(graph: torch.fx.Graph, slow: set[torch.dtype]) -> None:
+    from torch._inductor.virtualized import V
+
+    if getattr(V, "aot_compilation", False):  # the package runs without habana_mp
+        return
+    for name in _OPERATORS:
+        for node in graph.find_nodes(op="call_function", target=getattr(_aten, name).default):
+            if _uses_slow_product(node, slow):
+                node.target = getattr(torch.ops.habana_mp, name).default
+
+
+class CompiledProducts(WhenImported):
+    """Gives Inductor the pass. A pass that somebody else has set stays."""
+
+    name = "torch._inductor.compile_fx"
+    _slow: set[torch.dtype] = set()  # noqa: RUF012 - replaced, never changed
+    _given: Any = None
+
+    def install(self, settings: Settings) -> None:
+        multiplied = {torch.bfloat16: products.multiplies_bfloat16(), torch.float16: products.multiplies_float16()}
+        self._slow = {dtype for dtype, is_fast in multiplied.items() if not is_fast}
+        super().install(settings)
+
+    def do(self, module: Any) -> None:
+        if not self._slow or not holds(_PASS, _find_pass):
+            return
+        from torch._inductor import config
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+
+        _define()
+        slow = self._slow
+
+        class ProductsPass(CustomGraphPass):
+            def __call__(self, graph: torch.fx.Graph) -> None:
+                _put_ours(graph, slow)
+
+            def uuid(self) -> Any:
+                return f"habana_mp products {sorted(map(str, slow))}"
+
+        if config.post_grad_custom_post_pass is None:
+            self._given = config.post_grad_custom_post_pass = ProductsPass()
+
+    def undo(self, module: Any) -> None:
+        from torch._inductor import config
+
+        if self._given is not None and config.post_grad_custom_post_pass is self._given:
+            config.post_grad_custom_post_pass = None
+        self._given = None
+
+
+def _find_pass() -> bool:
+    from torch._inductor import config
+
+    return hasattr(config, "post_grad_custom_post_pass") and all(hasattr(_aten, name) for name in _OPERATORS)
