@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch import products
 
@@ -64,14 +63,15 @@ def _wide(value: Any) -> Any:
     return value.float() if is_lower else value
 
 
-_library: list[torch.library.Library] = []
+_library: list[Any] = []
 
 
 def _define() -> None:
     """Defines the operators, once in a process: compiled code may outlive ``convert``."""
     if _library:
         return
-    library = torch.library.Library("habana_mp", "FRAGMENT")
+    make_library: Any = torch.library.Library
+    library = make_library("habana_mp", "FRAGMENT")
     _library.append(library)
     for name, rounded in _OPERATORS.items():
         operator = getattr(_aten, name).default
@@ -101,22 +101,17 @@ class CompiledProducts(WhenImported):
     """Gives Inductor the pass. A pass that somebody else has set stays."""
 
     name = "torch._inductor.compile_fx"
-    _slow: set[torch.dtype] = set()  # noqa: RUF012 - replaced, never changed
     _given: Any = None
 
-    def install(self, settings: Settings) -> None:
-        multiplied = {torch.bfloat16: products.multiplies_bfloat16(), torch.float16: products.multiplies_float16()}
-        self._slow = {dtype for dtype, is_fast in multiplied.items() if not is_fast}
-        super().install(settings)
-
     def do(self, module: Any) -> None:
-        if not self._slow or not holds(_PASS, _find_pass):
+        multiplied = {torch.bfloat16: products.multiplies_bfloat16(), torch.float16: products.multiplies_float16()}
+        slow = {dtype for dtype, is_fast in multiplied.items() if not is_fast}
+        if not slow or not holds(_PASS, _find_pass):
             return
         from torch._inductor import config
         from torch._inductor.custom_graph_pass import CustomGraphPass
 
         _define()
-        slow = self._slow
 
         class ProductsPass(CustomGraphPass):
             def __call__(self, graph: torch.fx.Graph) -> None:
