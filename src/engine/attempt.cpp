@@ -127,7 +127,7 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
 Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt& attempt) {
   CastContext& context = attempt.context;
   const Rule& rule = call.rule;
-  const bool computes = attempt.in_float32 || is_computed_here(rule, to, computes_as_tracked());
+  const bool computes = attempt.in_float32 || is_computed_here(rule, call.arguments, to);
   const bool is_on_cpu = host::is_plain_on_cpu(call.arguments.values[0]);
   const bool may_leave_casts = is_on_cpu ? records && !computes : true;
   const auto [autocast, are_all] =

@@ -104,7 +104,7 @@ PyObject* call_as_written(const Facts& facts, const Plan& plan) {
     const rules::Answer is_wrong = plan.to == Kind::bf16 ? facts.wrong_in_bf16() : rules::Answer::no;
     if (is_wrong == rules::Answer::failed) return nullptr;
     const bool in_float32 = is_wrong == rules::Answer::yes;
-    if (in_float32 || is_computed_here(facts.rule, plan.to, computes_as_tracked())) {
+    if (in_float32 || is_computed_here(facts.rule, facts.arguments, plan.to)) {
       return call_lowered(facts, facts.arguments, plan.to, in_float32).release();
     }
   }

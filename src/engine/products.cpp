@@ -16,8 +16,7 @@ NeverDestroyed<ProductSettings> product_settings;
 
 namespace {
 
-// Operands with fewer values together are left to torch where autograd tracks the call: a function in Python would cost
-// more than it gains.
+// Of all operands together.
 constexpr std::int64_t least_values_tracked = 1 << 13;
 
 // A look at the tensors of a call.
@@ -76,17 +75,22 @@ Owned call_tracked(ProductForm form, const Arguments& arguments) {
 
 }  // namespace
 
+bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to) {
+  const ProductForm form = rule.execution.form;
+  if (form == ProductForm::none || !is_lower(to)) return false;
+  if (!lacks_instructions(to)) return has_weight(form) && !computes_as_tracked();
+  return !computes_as_tracked() || look_at(arguments).values >= least_values_tracked;
+}
+
 Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool in_float32) {
   const ProductForm form = call.rule.execution.form;
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
   if (in_float32 && host::is_traced()) return compute_in_float32(call, arguments, to);
-  const bool tracked = computes_as_tracked();
-  const bool lacks = lacks_instructions(to);
-  in_float32 = in_float32 || lacks;
-  if (host::is_traced() || (tracked && !in_float32)) return by_torch();
+  if (host::is_traced()) return by_torch();
+  in_float32 = in_float32 || lacks_instructions(to);
   const Operands operands = in_float32 ? look_at(arguments) : Operands();
-  if (!operands.are_plain || (tracked && lacks && operands.values < least_values_tracked)) return by_torch();
+  if (!operands.are_plain) return by_torch();
   if (operands.are_tracked && host::grad_is_enabled()) {
     Owned result = call_tracked(form, arguments);
     if (result || PyErr_Occurred() != nullptr) return result;

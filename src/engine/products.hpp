@@ -29,11 +29,10 @@ inline bool lacks_instructions(Kind kind) noexcept {
 // True if products are computed as those that autograd tracks.
 inline bool computes_as_tracked() noexcept { return host::grad_is_enabled() || thread_state.runs_again; }
 
-// True if this call with tensors in `to` is not computed by torch's function for that precision. `tracked`: as above.
-inline bool is_computed_here(const Rule& rule, Kind to, bool tracked) noexcept {
-  const ProductForm form = rule.execution.form;
-  return form != ProductForm::none && is_lower(to) && (lacks_instructions(to) || (!tracked && has_weight(form)));
-}
+// True if a call whose operands will be in `to` is not left to torch's function for that precision. Where the processor
+// has no instructions, small products that autograd tracks are left to it: a function in Python would cost more than it
+// gains.
+bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to);
 
 // Calls an operation with its arguments, whose castable tensors are in `to`. With `in_float32` it is computed in
 // float32 on every processor. Returns null with an exception set if it fails.
