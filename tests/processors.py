@@ -35,8 +35,6 @@ PROCESSORS = [
     Processor("AVX2", "avx2", "avx2", "avx2"),
     Processor("AVX512_CORE", "avx512", "avx512", "avx512"),
     Processor("AVX512_CORE_BF16", "avx512", "avx512_bf16", "avx512_bf16"),
-    # Our kernels can multiply, but sum in another order than the library: so it is where only the library uses AMX.
-    Processor("AVX2", "", "", "avx512_bf16"),
     Processor("", "", "avx512_bf16", "amx"),
     Processor("", "", "", ""),  # this one, as it is
 ]
@@ -48,6 +46,8 @@ def run(processor: Processor, part: str | None, workers: int) -> tuple[int, str]
         "ONEDNN_MAX_CPU_ISA": processor.onednn,
         "ATEN_CPU_CAPABILITY": processor.torch,
         "HABANA_MP_KERNELS": processor.kernels,
+        # Else torch's float32 products keep AVX-512.
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2" if processor.torch == "avx2" else "",
     }
     kept = {name: value for name, value in os.environ.items() if name not in settings}
     at_once = ["-n", str(workers), "--dist", "worksteal"]

@@ -37,8 +37,9 @@ ROWS = (
     Operation("mkldnn_rnn_layer", means_products=True),
     _layer("lstm", spellings="LSTM mkldnn_rnn_layer", is_fused=_lstm_is_fused),
     _layer("gru", spellings="GRU"),
-    _layer("rnn_tanh", spellings="RNN"),
-    _layer("rnn_relu", spellings="RNN"),
+    # Their results are those of products, in the lower precision.
+    _layer("rnn_tanh", spellings="RNN", product_form=""),
+    _layer("rnn_relu", spellings="RNN", product_form=""),
     _cell("lstm_cell", spellings="LSTMCell"),
     _cell("gru_cell", spellings="GRUCell _thnn_fused_gru_cell"),
     _cell("rnn_tanh_cell", spellings="RNNCell"),

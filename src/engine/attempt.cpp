@@ -109,7 +109,7 @@ bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, At
 Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Py_ssize_t place = position_of_weights(call);
-  if (lacks_instructions(to) && !host::is_traced()) return call_layer_in_float32(call, to, place, attempt.context);
+  if (may_call_layer_in_float32(call, to, place)) return call_layer_in_float32(call, to, place, attempt.context);
   if (place < 0 || host::is_traced() || !are_plain(arguments.values[place])) {
     for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
       if (host::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.context.casts;

@@ -9,6 +9,7 @@
 #include "host/casts_inside.hpp"
 #include "host/modes.hpp"
 #include "host/tensors.hpp"
+#include "host/view.hpp"
 
 namespace habana_mp::engine {
 
@@ -21,7 +22,7 @@ constexpr std::int64_t least_values_tracked = 1 << 13;
 
 // A look at the tensors of a call.
 struct Operands {
-  bool are_plain = true;  // all floating ones are ordinary tensors on the CPU
+  bool are_plain = true;  // all floating ones are ordinary tensors with values on the CPU
   bool are_tracked = false;
   std::int64_t values = 0;
 };
@@ -32,7 +33,8 @@ void look_at(PyObject* value, Operands& seen) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) look_at(PySequence_Fast_GET_ITEM(value, i), seen);
   }
   if (!is_floating(kind)) return;
-  if (!host::is_plain_on_cpu(value)) {
+  DLTensor view;
+  if (!host::is_plain_tensor(value) || !host::view_on_cpu(value, view)) {
     seen.are_plain = false;
     return;
   }
@@ -61,6 +63,15 @@ Owned compute_in_float32(const Call& call, const Arguments& arguments, Kind to) 
   context.may_reuse_memory = !host::grad_is_enabled() && call.rule.takes_weights_once();
   const Owned sum = call_in_float32(call, arguments, context);
   return sum ? rounded(sum.get(), to, context) : nullptr;
+}
+
+// The state with which a recurrent layer begins: a tensor, or a list of two. Null if there is none.
+PyObject* state_of(const Call& call, Py_ssize_t position_of_weights) {
+  for (Py_ssize_t i = 1; i < position_of_weights; ++i) {
+    const Kind kind = call.reading.kinds[i];
+    if (is_floating(kind) || kind == Kind::sequence) return call.arguments.values[i];
+  }
+  return nullptr;
 }
 
 // Calls the function for calls that autograd tracks. Returns null without an exception if there is none, or if it does
@@ -101,6 +112,20 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
 }
 
+bool may_call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_weights) {
+  PyObject* const state = state_of(call, position_of_weights);
+  if (state == nullptr || call.rule.execution.form == ProductForm::none || !lacks_instructions(to) ||
+      host::is_traced() || !look_at(call.arguments).are_plain) {
+    return false;
+  }
+  if (host::kind_of(state) != Kind::sequence) return true;
+  DLTensor output;
+  DLTensor cell;
+  return PySequence_Fast_GET_SIZE(state) == 2 && host::view_on_cpu(PySequence_Fast_GET_ITEM(state, 0), output) &&
+         host::view_on_cpu(PySequence_Fast_GET_ITEM(state, 1), cell) && output.ndim > 0 && cell.ndim > 0 &&
+         output.shape[output.ndim - 1] == cell.shape[cell.ndim - 1];
+}
+
 Owned call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_weights, CastContext& context) {
   Reading operands(call.arguments.count());
   for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
@@ -108,7 +133,12 @@ Owned call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_we
   }
   CastArguments rounded_ones(call.arguments);
   if (!rounded_ones.make(call.rule, operands, to, context)) return nullptr;
-  return call_in_float32(call, rounded_ones.arguments(), {});
+  const Owned result = call_in_float32(call, rounded_ones.arguments(), {});
+  PyObject* const state = state_of(call, position_of_weights);
+  const Kind of_state =
+      host::kind_of(host::kind_of(state) == Kind::sequence ? PySequence_Fast_GET_ITEM(state, 0) : state);
+  return result && is_lower(of_state) ? rounded(result.get(), of_state, context)
+                                      : Owned::borrowed_or_null(result.get());
 }
 
 }  // namespace habana_mp::engine

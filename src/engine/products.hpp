@@ -38,7 +38,12 @@ bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to);
 // float32 on every processor. Returns null with an exception set if it fails.
 Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool in_float32);
 
-// Calls a recurrent layer in float32, with the input and the weights rounded to `to`. Its state is not rounded.
+// True if a recurrent layer is computed in float32 here. An LSTM with a projection is not: some of its results are
+// those of products, in the lower precision.
+bool may_call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_weights);
+
+// Calls a recurrent layer in float32, with the input and the weights rounded to `to`. Its state is not rounded from
+// step to step; the results have the precision of the state that is given.
 Owned call_layer_in_float32(const Call& call, Kind to, Py_ssize_t position_of_weights, CastContext& context);
 
 }  // namespace habana_mp::engine

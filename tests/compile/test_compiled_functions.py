@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from helpers import processor
 from helpers.comparing import assert_close, assert_same
 from helpers.compiled_functions import B3, FUNCTIONS, IMAGE, LABELS, Convolutions, M, N
@@ -116,7 +116,10 @@ def test_compiled_autograd_gives_the_same_gradients() -> None:
         return [one.grad for one in model.parameters()]
 
     hmp.convert()
-    assert_same(gradients(True), gradients(False))
+    if _core.kernels_multiplies_bfloat16():
+        assert_same(gradients(True), gradients(False))
+    else:  # traced, a product is torch's own in float32
+        torch.testing.assert_close(gradients(True), gradients(False), rtol=0.016, atol=1e-5)
 
 
 def test_flex_attention_takes_both_precisions() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from helpers.processor import Call, kernels_product, own_kernels_compute
 from helpers.weights import products
 
@@ -100,10 +100,13 @@ class Weighted(nn.Module):
         return self.product.call(x, self.weight, self.bias)
 
     def by_torch(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product in bfloat16 by torch alone."""
+        """Computes the product by torch alone: in bfloat16, or without instructions for it in float32."""
         with hmp.disable_casts():
             weight = self.weight.detach().clone().bfloat16().requires_grad_()
-            return self.product.call(x.bfloat16(), weight, self.bias.detach().bfloat16())
+            given = x.bfloat16(), weight, self.bias.detach().bfloat16()
+            if _core.kernels_multiplies_bfloat16():
+                return self.product.call(*given)
+            return self.product.call(*(one.float() for one in given)).bfloat16()
 
     def by_kernels(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product by the package's kernels, without the engine."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from habana_mp.patches.torch import products as products_patch
 from helpers.each import each
 from helpers.lists import Converter
@@ -90,8 +90,10 @@ def test_results_and_gradients_are_those_of_rounded_operands(dtype: torch.dtype,
     assert [one.dtype for one in gradients] == [one.dtype for one in given]
     for one, other in zip([made.detach(), *gradients], wanted, strict=True):
         assert_near(one, other, dtype)
-    with torch.no_grad():
-        assert_near(call(*given), wanted[0], dtype)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            untracked = call(*given)
+        assert_near(untracked, wanted[0], dtype)
 
 
 @each("name", ["linear", "@", "addmm", "bmm", "conv2d"])
@@ -120,6 +122,18 @@ def test_a_gradient_can_be_differentiated(name: str) -> None:
         made = second([one.requires_grad_() for one in values])
     for one, other in zip(made, wanted, strict=True):
         assert (one.double() - other).norm() < 0.05 * other.norm()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_autograd_a_layer_is_computed_by_the_kernels(mode: Callable[[], Any]) -> None:
+    layer = nn.Linear(96, 128)
+    hmp.convert(preset="recommended")
+    hmp.reset_report()
+    with mode():
+        layer(torch.randn(4, 96))
+        layer.bfloat16()(torch.randn(4, 96).bfloat16())
+    assert hmp.report(show=False).weights.products == (0 if _core.kernels_path() == "scalar" else 2)
+    hmp.reset_report()
 
 
 def test_transforms_take_the_same_products() -> None:

@@ -149,7 +149,7 @@ ctypes.memset(torch.ones(100).data_ptr() + 400, 0, 1)' 2> /dev/null; then
     return
   fi
   local test seed
-  for test in kernels weights/test_packed_{linear,products,convolutions}.py memory/test_activation_buffers.py \
+  for test in kernels weights/test_own_products.py memory/test_activation_buffers.py \
       rules/test_{convolutions,uneven_rows,casts_inside}.py; do
     tests_pass pages "$(basename "$test" .py)" -s "tests/$test"  # not captured: what is said of a page
   done

@@ -48,11 +48,14 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
             if not bias or bias[0].dim() == 1:
                 return products.product_of_rows(input, weight.t(), *bias)
         made = operator(*map(_wide, arguments), **keywords)
+        declared = operator(
+            *(one.to("meta") if isinstance(one, torch.Tensor) else one for one in arguments), **keywords
+        )
         if isinstance(made, torch.Tensor):
-            return made.to(dtype)
+            return _as(declared, made, dtype)
         return tuple(
-            one.to(dtype) if one is not None and (rounded is None or at in rounded) else one
-            for at, one in enumerate(made)
+            _as(like, one, dtype) if one is not None and (rounded is None or at in rounded) else one
+            for at, (like, one) in enumerate(zip(declared, made, strict=True))
         )
 
     return call
@@ -61,6 +64,13 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
 def _wide(value: Any) -> Any:
     is_lower = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_lower else value
+
+
+def _as(declared: torch.Tensor, made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the result with the strides on which the compiled code relies."""
+    if made.stride() == declared.stride():
+        return made.to(dtype)
+    return torch.empty_strided(declared.shape, declared.stride(), dtype=dtype).copy_(made)
 
 
 _library: list[Any] = []
