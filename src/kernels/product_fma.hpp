@@ -36,8 +36,9 @@ struct FusedProduct {
     const std::uint16_t* first[lanes];
 
     Columns(const Product& product, std::size_t column) {
-      for (std::size_t i = 0; i < lanes; ++i, column += column + 1 < product.outer ? 1 : 0) {
-        first[i] = at(product.weight, column * product.weight_step);
+      const std::size_t last = product.outer - 1;
+      for (std::size_t i = 0; i < lanes; ++i) {
+        first[i] = at(product.weight, (column + i < last ? column + i : last) * product.weight_step);
       }
     }
 

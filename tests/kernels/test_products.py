@@ -238,6 +238,29 @@ def test_denormals_count_unless_the_processor_s_instruction_ignores_them(
     assert (ours == (0 if ignores else 0x0040)).all()
 
 
+def at_the_end_of_memory(*shape: int) -> Bits:
+    """An array of ones whose last element is followed by a page that nothing may read."""
+    size = int(np.prod(shape)) * 2
+    pages = -(-size // mmap.PAGESIZE) + 1
+    memory = mmap.mmap(-1, pages * mmap.PAGESIZE)
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + (pages - 1) * mmap.PAGESIZE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), mmap.PAGESIZE, 0) == 0
+    array = np.frombuffer(memory, np.uint16, size // 2, (pages - 1) * mmap.PAGESIZE - size).reshape(shape)
+    array[:] = 0x3F80
+    return array
+
+
+@in_each_way
+@in_both_layouts
+@each("rows", [1, 5, 9, 17, 40])
+def test_nothing_is_read_or_written_behind_an_array(path: str, is_float16: bool, inner_first: bool, rows: int) -> None:
+    for inner, outer in itertools.product((1, 3, 16, 33, 63, 257, 513), (1, 3, 8, 17, 33, 65)):
+        x, bias = at_the_end_of_memory(rows, inner), at_the_end_of_memory(outer)
+        weight = at_the_end_of_memory(*((inner, outer) if inner_first else (outer, inner)))
+        result = at_the_end_of_memory(rows, outer)
+        _core.kernels_multiply(x, weight, bias, result, path, is_float16, 1, inner_first)
+
+
 def test_arrays_that_do_not_fit_together_are_refused() -> None:
     x, weight, result = (np.zeros(shape, np.uint16) for shape in ((2, 4), (3, 4), (2, 3)))
     path = PATHS[0][0]
