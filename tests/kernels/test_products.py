@@ -5,6 +5,9 @@ This loop says what a product is: src/kernels/product.hpp has the orders in word
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import mmap
 from collections.abc import Iterable
 
 import numpy as np
