@@ -130,7 +130,7 @@ AARCH64 := aarch64-linux-gnu-g++ -std=c++20 -O3 -Wall -Wextra -Wpedantic -Wshado
 aarch64: $(VENV)/.aarch64
 	mkdir -p build/aarch64
 	$(AARCH64) -march=armv8.2-a+bf16 -c src/kernels/cast_neon_bf16.cpp -o build/aarch64/cast_neon_bf16.o
-	$(AARCH64) -static -pthread $(addprefix src/kernels/,cast_neon.cpp cast_scalar.cpp dispatch.cpp job.cpp threads.cpp) \
+	$(AARCH64) -static -pthread $(addprefix src/kernels/,cast_neon.cpp cast_scalar.cpp dispatch.cpp job.cpp product.cpp product_neon.cpp threads.cpp) \
 	  tests/aarch64/kernels_check.cpp build/aarch64/cast_neon_bf16.o -o build/aarch64/kernels_check
 	qemu-aarch64-static -cpu cortex-a57 build/aarch64/kernels_check 2003
 	qemu-aarch64-static -cpu max build/aarch64/kernels_check

@@ -2,6 +2,7 @@
 // emulated. The scalar path itself is tested against torch in tests/kernels/test_casts_of_arrays.py.
 //
 //     kernels_check [EVERY]     every EVERY-th of all 2^32 float32 (251 when not given; 1: all)
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "kernels/dispatch.hpp"
+#include "kernels/product.hpp"
 
 namespace {
 
@@ -146,6 +148,62 @@ void check_strides(const Table& table) {
   }
 }
 
+// Products of small whole numbers, whose sums are exact in float32 and in the kinds that are rounded to.
+void check_products(const Table& table) {
+  if (table.fused == nullptr) return;
+  for (const Float kind : {Float::bf16, Float::f16}) {
+    const auto bits = [&](std::size_t value) {  // of 0 to 3
+      const std::uint32_t f32 = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+      std::uint16_t made = 0;
+      table.convert[0][static_cast<std::size_t>(kind)](&f32, &made, 1);
+      return made;
+    };
+    for (const std::size_t rows : {1, 3, 5, 17}) {
+      for (const std::size_t inner : {1, 2, 7, 40, 519}) {
+        for (const std::size_t outer : {1, 7, 8, 9, 33}) {
+          for (const bool inner_first : {false, true}) {
+            std::vector<std::uint16_t> input(rows * inner);
+            std::vector<std::uint16_t> weight(inner * outer);
+            std::vector<std::uint16_t> result(rows * outer);
+            std::vector<std::uint16_t> expected(rows * outer);
+            const auto left = [](std::size_t row, std::size_t k) { return (row + k) % 7 == 0 ? 1U : 0U; };
+            const auto right = [](std::size_t column, std::size_t k) { return (column * 3 + k) % 4; };
+            for (std::size_t k = 0; k < inner; ++k) {
+              for (std::size_t i = 0; i < rows; ++i) input[i * inner + k] = bits(left(i, k));
+              for (std::size_t j = 0; j < outer; ++j) {
+                weight[inner_first ? k * outer + j : j * inner + k] = bits(right(j, k));
+              }
+            }
+            for (std::size_t i = 0; i < rows; ++i) {
+              for (std::size_t j = 0; j < outer; ++j) {
+                std::size_t sum = 0;
+                for (std::size_t k = 0; k < inner; ++k) sum += left(i, k) * right(j, k);
+                expected[i * outer + j] = bits(sum);
+              }
+            }
+            const Product product{.kind = kind,
+                                  .input = input.data(),
+                                  .input_step = inner,
+                                  .rows = rows,
+                                  .inner = inner,
+                                  .weight = weight.data(),
+                                  .weight_step = inner_first ? outer : inner,
+                                  .inner_first = inner_first,
+                                  .outer = outer,
+                                  .bias = nullptr,
+                                  .result = result.data(),
+                                  .result_step = outer};
+            if (!multiply_with(table, product, 2) || result != expected) {
+              ++failures;
+              std::printf("%s: a product of %zu x %zu x %zu is wrong\n", table.name, rows, inner, outer);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // As a program has it that flushes denormals, or rounds another way.
 void set_unusual_mode() {
 #if defined(__aarch64__)
@@ -166,6 +224,7 @@ int main(int count, char** arguments) {
       check_values(*table, unusual ? every * 101 : every);
       check_lengths(*table);
       check_strides(*table);
+      if (!unusual) check_products(*table);
       std::printf("%s%s: checked\n", table->name, unusual ? ", flushing denormals and rounding up" : "");
     }
   }
