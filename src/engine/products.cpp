@@ -17,7 +17,7 @@ NeverDestroyed<ProductSettings> product_settings;
 
 namespace {
 
-// Of all operands together.
+// The values of all operands together.
 constexpr std::int64_t least_values_tracked = 1 << 13;
 
 // A look at the tensors of a call.

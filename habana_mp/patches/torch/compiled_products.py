@@ -108,7 +108,7 @@ def _put_ours(graph: torch.fx.Graph, slow: set[torch.dtype]) -> None:
 
 
 class CompiledProducts(WhenImported):
-    """Gives Inductor the pass. A pass that somebody else has set stays."""
+    """Gives Inductor the pass. A pass of other code stays."""
 
     name = "torch._inductor.compile_fx"
     _given: Any = None

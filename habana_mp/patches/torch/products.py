@@ -199,7 +199,7 @@ _TRACKED: dict[str, Callable[..., Any]] = {
 
 
 class Products(Patch):
-    """How products in lower precision are computed on this processor."""
+    """Sets how products in lower precision are computed on this processor."""
 
     def install(self, settings: Settings) -> None:
         _core.set_products(multiplies_bf16=multiplies_bfloat16(), multiplies_f16=multiplies_float16(), tracked=_TRACKED)
