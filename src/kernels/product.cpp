@@ -25,6 +25,8 @@ constexpr std::size_t rows_for_panels = 16;
 // Rows of the weight that take their turn with all panels of the input.
 constexpr std::size_t rows_at_once = 128;
 constexpr std::size_t rows_of_tile = 16;
+// With more rows than this the tiles of another library are as fast.
+constexpr std::size_t most_rows_with_tiles = 32;
 // Columns of the result that a thread computes at once in float32, and the most rows: their sums stay in its caches.
 constexpr std::size_t columns_at_once = 128;
 constexpr std::size_t most_fused_rows = 512;
@@ -251,7 +253,13 @@ bool can_multiply() noexcept { return chosen().fused != nullptr; }
 
 bool multiplies_bfloat16() noexcept { return chosen().multiplies_bfloat16; }
 
-bool has_tiles() noexcept { return chosen().products != nullptr && chosen().products->multiply_by_tiles != nullptr; }
+std::size_t most_rows(Float kind) noexcept {
+  constexpr std::size_t any = ~std::size_t{0};
+  if (kind != Float::bf16 || !chosen().multiplies_bfloat16) return any;
+  // With few rows memory decides.
+  if (chosen().products == nullptr) return chosen().fused->few_rows;
+  return chosen().products->multiply_by_tiles == nullptr ? any : most_rows_with_tiles;
+}
 
 bool multiply_with(const Table& table, const Product& product, unsigned threads) noexcept {
   const bool in_pairs = table.products != nullptr && product.kind == Float::bf16 && product.inner % 2 == 0;

@@ -48,8 +48,10 @@ bool can_multiply() noexcept;
 
 // True if this processor has instructions that multiply bfloat16, and the instruction set in use has them.
 bool multiplies_bfloat16() noexcept;
-// The same for the tiles of AMX.
-bool has_tiles() noexcept;
+
+// Returns the largest number of rows for which these kernels are as fast as another library that uses all instructions
+// of the processor.
+std::size_t most_rows(Float kind) noexcept;
 
 // Uses at most `threads` threads; small products are computed on the calling thread alone. Thread-safe, safe after
 // fork, never throws. Returns false if there is no memory for a copy of the input or of a part of the weight.

@@ -23,8 +23,7 @@ using kernels::Product;
 namespace {
 
 constexpr std::int32_t most_dimensions = 8;
-// With tiles and more rows torch's library is as fast, unless the weight is small.
-constexpr std::size_t most_rows_with_tiles = 32;
+// Of a product with such a weight the preparation of torch's library takes the most time.
 constexpr std::size_t small_weight = std::size_t{1} << 16;
 // Below this many products of two numbers a call ends before another thread could use the GIL.
 constexpr std::size_t least_products_without_gil = std::size_t{1} << 21;
@@ -107,8 +106,7 @@ std::optional<Product> product_of(const ProductCall& call, Kind kind) {
 }
 
 bool is_worth_multiplying(const Product& product) {
-  return !(product.kind == kernels::Float::bf16 && kernels::has_tiles()) || product.rows <= most_rows_with_tiles ||
-         product.outer * product.inner <= small_weight;
+  return product.rows <= kernels::most_rows(product.kind) || product.outer * product.inner <= small_weight;
 }
 
 // Multiplies rows that are stored as the kernels take them.
