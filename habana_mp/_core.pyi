@@ -104,7 +104,8 @@ class Rule:
 
 def set_products(multiplies_bf16: bool, multiplies_f16: bool, tracked: dict[str, Callable[..., Any]]) -> None:
     """Sets which precisions the processor multiplies, and, by form, the functions that make products which autograd
-    tracks where it does not. They take the arguments of the call and return its result or NotImplemented."""
+    tracks where it does not. They take the torch function and the arguments of the call, and return its result or
+    NotImplemented."""
 
 def multiply(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Returns the product of rows and a weight [outer][inner] in one lower precision, by our kernels, without autograd.

@@ -76,11 +76,12 @@ PyObject* state_of(const Call& call, Py_ssize_t position_of_weights) {
 
 // Calls the function for calls that autograd tracks. Returns null without an exception if there is none, or if it does
 // not take such a call.
-Owned call_tracked(ProductForm form, const Arguments& arguments) {
-  const Owned function = Owned::borrowed_or_null(product_settings->tracked[static_cast<std::size_t>(form)].get());
-  if (!function) return nullptr;
-  Owned result(PyObject_Vectorcall(function.get(), arguments.values, static_cast<std::size_t>(arguments.positional),
-                                   arguments.keywords));
+Owned call_tracked(const Call& call, const Arguments& arguments) {
+  const auto form = static_cast<std::size_t>(call.rule.execution.form);
+  const Owned function = Owned::borrowed_or_null(product_settings->tracked[form].get());
+  const Owned given(function && arguments.keywords == nullptr ? positional_of(arguments) : nullptr);
+  if (!given) return nullptr;
+  Owned result(PyObject_CallFunctionObjArgs(function.get(), call.target.object.get(), given.get(), nullptr));
   return result.get() == Py_NotImplemented ? nullptr : std::move(result);
 }
 
@@ -103,7 +104,7 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const Operands operands = in_float32 ? look_at(arguments) : Operands();
   if (!operands.are_plain) return by_torch();
   if (operands.are_tracked && host::grad_is_enabled()) {
-    Owned result = call_tracked(form, arguments);
+    Owned result = call_tracked(call, arguments);
     if (result || PyErr_Occurred() != nullptr) return result;
   } else if (accelerators.multiply != nullptr && has_weight(form)) {
     Owned result = accelerators.multiply(form, arguments, to);

@@ -14,8 +14,8 @@ struct ProductSettings {
   // True if the processor, and torch's library for it, multiply numbers of this kind.
   bool multiplies_bf16 = true;
   bool multiplies_f16 = true;
-  // By form: a Python function for calls that autograd tracks, which takes the arguments of the call and returns its
-  // result or NotImplemented; or null.
+  // By form: a Python function for calls that autograd tracks, or null. It takes torch's function and the positional
+  // arguments of the call as a tuple, and returns the result or NotImplemented.
   std::array<Owned, product_forms> tracked;
 };
 extern NeverDestroyed<ProductSettings> product_settings;

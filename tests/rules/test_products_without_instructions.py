@@ -191,6 +191,67 @@ def test_compiled_code_calls_the_package_s_operators_and_no_longer_after_restore
     assert config.post_grad_custom_post_pass is before
 
 
+def test_a_mask_of_compiled_attention_is_taken() -> None:
+    q, mask = torch.randn(2, 4, 40, 32), torch.ones(40, 40, dtype=torch.bool).tril()
+    hmp.convert(preset="recommended", within="everywhere")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
+    for given in (mask, torch.zeros(40, 40).masked_fill(~mask, -1e9), torch.zeros(40, 40).bfloat16()):
+        expected = F.scaled_dot_product_attention(q, q, q, attn_mask=given)
+        torch.testing.assert_close(compiled(q, given), expected, atol=0.02, rtol=0.02)
+
+
+@each("name", ["linear", "bmm", "matmul"])
+def test_batches_of_gradients_are_computed_and_differentiated(name: str) -> None:
+    call, sizes = CALLS[name]
+    values = [torch.randn(one) for one in sizes]
+    batch = torch.randn(3, *call(*values).shape)
+
+    def second(tensors: list[torch.Tensor]) -> torch.Tensor:
+        made = call(*tensors)
+        (first,) = torch.autograd.grad(
+            made, tensors[:1], batch.to(made.dtype), is_grads_batched=True, create_graph=True
+        )
+        (gradient,) = torch.autograd.grad(made.float().square().mean() + first.float().square().mean(), tensors[1])
+        return gradient
+
+    with hmp.disable_casts():
+        wanted = second([one.bfloat16().double().requires_grad_() for one in values])
+    hmp.convert(preset="recommended", within="everywhere")
+    made = second([one.clone().requires_grad_() for one in values])
+    assert (made.double() - wanted).norm() < 0.05 * wanted.norm()
+
+
+def test_what_torch_refuses_is_refused_and_keywords_change_nothing() -> None:
+    x, w, b = torch.randn(64, 96).bfloat16(), torch.randn(96, 160).bfloat16(), torch.randn(160).bfloat16()
+    for one in (x, w, b):
+        one.requires_grad_()
+    hmp.convert(preset="recommended", within="everywhere")
+    refused: list[Callable[[], object]] = [
+        lambda: torch.ones(64, 96, dtype=torch.int64) @ w,
+        lambda: F.linear(torch.ones(64, 96, dtype=torch.bool), w.t()),
+        lambda: torch.mm(x[None], w),
+        lambda: torch.bmm(x, w),
+        lambda: torch.bmm(x.expand(1, 64, 96), w.expand(4, 96, 160)),
+        lambda: torch.addmm(b, x[None], w),
+        lambda: F.conv1d(torch.randn(4, 16, 20, 20).bfloat16(), torch.randn(32, 16, 3, 3).bfloat16().requires_grad_()),
+    ]
+    for call in refused:
+        with pytest.raises(RuntimeError):
+            call()
+    assert torch.equal(torch.mm(x, mat2=w), torch.mm(input=x, mat2=w))
+    assert torch.mm(x, mat2=w).dtype is torch.addmm(b, mat1=x, mat2=w).dtype is torch.bfloat16
+
+
+def test_an_operand_is_saved_if_the_other_one_needs_a_gradient() -> None:
+    saved: list[torch.Tensor] = []
+    frozen, x = torch.randn(160, 96), torch.randn(64, 96).requires_grad_()
+    hmp.convert(preset="recommended", within="everywhere")
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        F.linear(x, frozen)
+    assert [tuple(one.shape) for one in saved] == [(160, 96)]
+
+
 LAYERS: dict[str, Callable[..., nn.Module]] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 
 

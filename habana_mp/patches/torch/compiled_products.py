@@ -42,15 +42,13 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
     """Returns a function that calls the operator in float32, and rounds its results."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        dtype = arguments[-1].dtype if operator is _aten.addmm.default else arguments[0].dtype
+        dtype = arguments[0].dtype
         if operator in (_aten.mm.default, _aten.addmm.default) and not keywords:
             *bias, input, weight = arguments
             if not bias or bias[0].dim() == 1:
                 return products.product_of_rows(input, weight.t(), *bias)
-        made = operator(*map(_wide, arguments), **keywords)
-        declared = operator(
-            *(one.to("meta") if isinstance(one, torch.Tensor) else one for one in arguments), **keywords
-        )
+        made = operator(*map(_wide, arguments), **_each(_wide, keywords))
+        declared = operator(*map(_on_meta, arguments), **_each(_on_meta, keywords))
         if isinstance(made, torch.Tensor):
             return _as(declared, made, dtype)
         return tuple(
@@ -64,6 +62,14 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
 def _wide(value: Any) -> Any:
     is_lower = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_lower else value
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+def _each(change: Callable[[Any], Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: change(value) for name, value in keywords.items()}
 
 
 def _as(declared: torch.Tensor, made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -93,7 +99,7 @@ def _define() -> None:
 def _uses_slow_product(node: torch.fx.Node, slow: set[torch.dtype]) -> bool:
     operands = [one.meta.get("val") for one in node.all_input_nodes]
     tensors = [one for one in operands if isinstance(one, torch.Tensor)]
-    return bool(tensors) and all(one.device.type == "cpu" for one in tensors) and tensors[-1].dtype in slow
+    return bool(tensors) and all(one.device.type == "cpu" for one in tensors) and tensors[0].dtype in slow
 
 
 def _put_ours(graph: torch.fx.Graph, slow: set[torch.dtype]) -> None:

@@ -8,7 +8,7 @@ float32, from operands that autograd casts (``compute_in_float32`` in src/engine
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,15 @@ _FLOAT16 = Assumption(
 #: torch's own functions, which no list reaches.
 _linear = _core.unpatched_copy(torch._C._nn.linear)
 _matmul = _core.unpatched_copy(torch._C._VariableFunctions.matmul)
-_convolutions = [
-    _core.unpatched_copy(getattr(torch._C._VariableFunctions, name)) for name in ("conv1d", "conv2d", "conv3d")
-]
-_transposed_convolutions = [
-    _core.unpatched_copy(getattr(torch._C._VariableFunctions, name))
-    for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-]
+
+
+def _of_convolutions(name: str) -> dict[Any, tuple[int, Any]]:
+    """Returns the dimensions of images, and the function that no list reaches, by torch's function."""
+    functions = [(count, getattr(torch._C._VariableFunctions, f"{name}{count}d")) for count in (1, 2, 3)]
+    return {one: (count, _core.unpatched_copy(one)) for count, one in functions}
+
+
+_convolutions, _transposed_convolutions = _of_convolutions("conv"), _of_convolutions("conv_transpose")
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
@@ -50,99 +52,127 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
 
 def product_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns the product of rows and a weight [outer][inner]."""
-    if torch.is_grad_enabled():  # the backward is differentiated
-        return _apply(_Rows, input, weight, bias)
     multiply = getattr(_core, "multiply", None)
-    made: Tensor | None = None if multiply is None else multiply(input, weight, bias)
+    # A backward that is differentiated takes functions that autograd knows.
+    made: Tensor | None = None if multiply is None or torch.is_grad_enabled() else multiply(input, weight, bias)
     if made is None:
         made = _linear(input.float(), weight.float(), _float(bias)).to(input.dtype)
     return made
 
 
 class _Rows(Function):
-    """A product of rows and a weight, as of ``linear``."""
+    """A product of rows and a weight, as of ``linear``. An operand is saved if the other one needs a gradient."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(input, weight)
+        of_input, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
         return product_of_rows(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        rows, outputs = input.flatten(0, -2), gradient.flatten(0, -2)
-        of_input, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            product_of_rows(gradient, weight.t()) if of_input else None,
-            product_of_rows(outputs.t().contiguous(), rows.t()) if of_weight else None,
-            outputs.sum(0, dtype=torch.float32).to(gradient.dtype) if of_bias else None,
-        )
+        outputs = gradient.reshape(-1, gradient.shape[-1])
+        of_input = of_weight = of_bias = None
+        if weight is not None:
+            of_input = product_of_rows(gradient, weight.t())
+        if input is not None:
+            of_weight = product_of_rows(outputs.t().contiguous(), input.reshape(-1, input.shape[-1]).t())
+        if ctx.needs_input_grad[2]:
+            of_bias = outputs.sum(0, dtype=torch.float32).to(gradient.dtype)
+        return of_input, of_weight, of_bias
 
 
 def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
-    if torch.is_grad_enabled():
-        return _apply(_Batches, one, other)
     made: Tensor = _matmul(one.float(), other.float())
     return made.to(one.dtype)
 
 
 class _Batches(Function):
-    """Products of matrices, as of ``bmm``, whose batch dimensions may be expanded."""
+    """Products of matrices, as of ``bmm``, whose batch dimensions may be expanded. An operand is saved if the other one
+    needs a gradient."""
 
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:
-        ctx.save_for_backward(one, other)
+        of_one, of_other = ctx.needs_input_grad
+        ctx.save_for_backward(one if of_other else None, other if of_one else None)
+        ctx.shapes = one.shape, other.shape
         return _product_of_batches(one, other)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         one, other = ctx.saved_tensors
-        of_one, of_other = ctx.needs_input_grad
-        return (
-            _product_of_batches(gradient, other.mT).sum_to_size(one.shape) if of_one else None,
-            _product_of_batches(one.mT, gradient).sum_to_size(other.shape) if of_other else None,
-        )
+        of_one = None if other is None else _product_of_batches(gradient, other.mT).sum_to_size(ctx.shapes[0])
+        of_other = None if one is None else _product_of_batches(one.mT, gradient).sum_to_size(ctx.shapes[1])
+        return of_one, of_other
 
 
 class _Convolution(Function):
-    """A convolution, transposed if ``options`` says so. They are those of ``torch.convolution``."""
+    """A convolution by a function of torch, and its options, which are those of ``torch.convolution``."""
 
     @staticmethod
-    def forward(ctx: Any, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
-        call, options = function
+    def forward(ctx: Any, function: Any, options: Any, given: Any, *tensors: Tensor | None) -> Tensor:
+        input, weight, bias = tensors
+        assert input is not None
         ctx.save_for_backward(input, weight)
         ctx.options, ctx.bias = options, None if bias is None else bias.shape
-        made: Tensor = call(input.float(), weight.float(), _float(bias), *given)
+        made: Tensor = function(*map(_float, tensors), *given)
         return made.to(input.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        mask = ctx.needs_input_grad[1:4]
+        mask = ctx.needs_input_grad[3:]
         made = torch.ops.aten.convolution_backward(
             gradient.float(), input.float(), weight.float(), ctx.bias, *ctx.options, mask
         )
-        given = (None if one is None else one.to(gradient.dtype) for one in made)
-        return None, *given, *[None] * (len(ctx.needs_input_grad) - 4)
+        return None, None, None, *(None if one is None else one.to(gradient.dtype) for one in made)
 
 
-# ---- calls as they are written: the arguments are those of torch's functions -----------------------------------------
+# ---- calls as they are written: a torch function and its arguments ---------------------------------------------------
 
 
-def _call_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if input.dim() < 2 or input.numel() == 0 or weight.dim() != 2 or (bias is not None and bias.dim() != 1):
+def _are_alike(tensors: Sequence[Any], dimensions: Sequence[int]) -> bool:
+    """True if all are tensors with values, in one precision, and with so many dimensions."""
+    return all(
+        isinstance(one, Tensor) and one.dtype is tensors[0].dtype and one.dim() == count and one.numel() != 0
+        for one, count in zip(tensors, dimensions, strict=True)
+    )
+
+
+def _call_linear(_: Any, arguments: tuple[Any, ...]) -> Any:
+    input, weight, bias = (*arguments, None)[:3]
+    if not isinstance(input, Tensor) or input.dim() < 2 or not _are_alike((input, weight), (input.dim(), 2)):
+        return NotImplemented
+    if bias is not None and not _are_alike((input, bias), (input.dim(), 1)):
         return NotImplemented
     return _apply(_Rows, input, weight, bias)
 
 
-def _call_addmm(bias: Tensor, input: Tensor, weight: Tensor, **options: Any) -> Any:
-    if options or bias.dim() != 1 or len(bias) != weight.shape[1] or input.numel() == 0:
+def _call_addmm(_: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) != 3 or not _are_alike(arguments, (1, 2, 2)) or len(arguments[0]) != arguments[2].shape[1]:
         return NotImplemented
+    bias, input, weight = arguments
     return _apply(_Rows, input, weight.t(), bias)
 
 
-def _call_matmul(input: Tensor, other: Tensor) -> Any:
-    if input.dim() < 2 or other.dim() < 2 or input.numel() == 0 or other.numel() == 0:
+def _call_mm(_: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) != 2 or not _are_alike(arguments, (2, 2)):
+        return NotImplemented
+    return _apply(_Rows, arguments[0], arguments[1].t(), None)
+
+
+def _call_bmm(_: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) != 2 or not _are_alike(arguments, (3, 3)) or len(arguments[0]) != len(arguments[1]):
+        return NotImplemented
+    return _apply(_Batches, *arguments)
+
+
+def _call_matmul(_: Any, arguments: tuple[Any, ...]) -> Any:
+    if len(arguments) != 2 or not all(isinstance(one, Tensor) and one.dim() > 1 for one in arguments):
+        return NotImplemented
+    input, other = arguments
+    if not _are_alike(arguments, (input.dim(), other.dim())):
         return NotImplemented
     return _apply(_Rows, input, other.t(), None) if other.dim() == 2 else _apply(_Batches, input, other)
 
@@ -152,47 +182,42 @@ def _for_each(value: Any, dimensions: int) -> list[int]:
     return numbers * dimensions if len(numbers) == 1 else numbers
 
 
-def _call_convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    count = weight.dim() - 2
-    if input.dim() != weight.dim() or isinstance(padding, str):
-        return NotImplemented
-    options = [_for_each(one, count) for one in (stride, padding, dilation)]
-    function = _convolutions[count - 1], (*options, False, [0] * count, groups)
-    return _apply(_Convolution, function, input, weight, bias, stride, padding, dilation, groups)
+#: The arguments after input, weight and bias, as they are left out.
+_OPTIONS = {"convolution": (1, 0, 1, 1), "transposed": (1, 0, 0, 1, 1)}
 
 
-def _call_transposed_convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    count = weight.dim() - 2
-    if input.dim() != weight.dim():
+def _call_convolution(called: Any, arguments: tuple[Any, ...]) -> Any:
+    return _convolved(called, arguments, _OPTIONS["convolution"], _convolutions)
+
+
+def _call_transposed_convolution(called: Any, arguments: tuple[Any, ...]) -> Any:
+    return _convolved(called, arguments, _OPTIONS["transposed"], _transposed_convolutions)
+
+
+def _convolved(called: Any, arguments: tuple[Any, ...], defaults: tuple[int, ...], functions: dict[Any, Any]) -> Any:
+    tensors, given = (*arguments, None, None, None)[:3], arguments[3:]
+    options = (*given, *defaults[len(given) :])
+    count, function = functions.get(called, (0, None))
+    is_plain = not any(isinstance(one, str) for one in options)
+    if not is_plain or function is None or not _are_alike(tensors[:2], (count + 2, count + 2)):
         return NotImplemented
-    options = [_for_each(one, count) for one in (stride, padding, dilation)]
-    function = _transposed_convolutions[count - 1], (*options, True, _for_each(output_padding, count), groups)
-    return _apply(_Convolution, function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if tensors[2] is not None and not _are_alike((tensors[0], tensors[2]), (count + 2, 1)):
+        return NotImplemented
+    stride, padding, *rest = options
+    dilation, more, groups = (rest[2], rest[0], rest[1]) if len(rest) == 3 else (rest[0], 0, rest[1])
+    spread = [_for_each(one, count) for one in (stride, padding, dilation, more)]
+    if any(len(one) != count for one in spread):
+        return NotImplemented
+    of_torch = (*spread[:3], len(rest) == 3, spread[3], groups)
+    return _apply(_Convolution, function, of_torch, options, *tensors)
 
 
 _TRACKED: dict[str, Callable[..., Any]] = {
     "linear": _call_linear,
     "addmm": _call_addmm,
-    "mm": _call_matmul,
+    "mm": _call_mm,
     "matmul": _call_matmul,
-    "bmm": _call_matmul,
+    "bmm": _call_bmm,
     "convolution": _call_convolution,
     "transposed_convolution": _call_transposed_convolution,
 }
