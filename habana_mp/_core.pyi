@@ -17,9 +17,6 @@ def kernels_cast_with(
 ) -> NDArray[Any]:
     """For tests: obeys path and threads literally."""
 
-def kernels_can_multiply() -> bool:
-    """True if there are kernels for products with weights here."""
-
 def kernels_multiply(
     input: NDArray[np.uint16],
     weight: NDArray[np.uint16],

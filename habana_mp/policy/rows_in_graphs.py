@@ -8,7 +8,7 @@ import torch
 def in_rows(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Returns the first factor of a product in a graph, copied if torch would not fold its dimensions into rows.
 
-    In eager code the core does this (``attempt_with_even_rows`` in src/engine/attempt.cpp)."""
+    In eager code the core does this (``multiply`` in src/accel/products/own_products.cpp)."""
     if tensor.dim() < 3 or other.dim() != 2 or tensor.device.type != "cpu":
         return tensor
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import

@@ -65,7 +65,7 @@ Owned compute_in_float32(const Call& call, const Arguments& arguments, Kind to) 
   return sum ? rounded(sum.get(), to, context) : nullptr;
 }
 
-// The state with which a recurrent layer begins: a tensor, or a list of two. Null if there is none.
+// Returns the state with which a recurrent layer begins, a tensor or a list of two; null for a call without a state.
 PyObject* state_of(const Call& call, Py_ssize_t position_of_weights) {
   for (Py_ssize_t i = 1; i < position_of_weights; ++i) {
     const Kind kind = call.reading.kinds[i];
@@ -74,8 +74,8 @@ PyObject* state_of(const Call& call, Py_ssize_t position_of_weights) {
   return nullptr;
 }
 
-// Calls the function for calls that autograd tracks. Returns null without an exception if there is none, or if it does
-// not take such a call.
+// Calls the function for calls that autograd tracks. Returns null without an exception for a form without a function,
+// or a call that the function does not take.
 Owned call_tracked(const Call& call, const Arguments& arguments) {
   const auto form = static_cast<std::size_t>(call.rule.execution.form);
   const Owned function = Owned::borrowed_or_null(product_settings->tracked[form].get());
@@ -98,8 +98,7 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const ProductForm form = call.rule.execution.form;
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
-  if (in_float32 && host::is_traced()) return compute_in_float32(call, arguments, to);
-  if (host::is_traced()) return by_torch();
+  if (host::is_traced()) return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
   in_float32 = in_float32 || lacks_instructions(to);
   const Operands operands = in_float32 ? look_at(arguments) : Operands();
   if (!operands.are_plain) return by_torch();

@@ -307,7 +307,6 @@ void register_kernels(py::module_& module) {
              py::arg("threads") = py::none(), "Casts an array to a dtype.");
   module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
              py::arg("threads"), py::arg("path"), "Casts an array by this instruction set, on that many threads.");
-  module.def("kernels_can_multiply", &kernels::can_multiply);
   module.def("kernels_multiplies_bfloat16", &kernels::multiplies_bfloat16);
   module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("weight"), py::arg("bias"),
              py::arg("result").noconvert(), py::arg("path"), py::arg("is_float16") = false, py::arg("threads") = 1,

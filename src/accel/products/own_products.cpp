@@ -23,7 +23,7 @@ using kernels::Product;
 namespace {
 
 constexpr std::int32_t most_dimensions = 8;
-// Of a product with such a weight the preparation of torch's library takes the most time.
+// With such a weight the preparation of torch's library takes the most time of a product.
 constexpr std::size_t small_weight = std::size_t{1} << 16;
 // Below this many products of two numbers a call ends before another thread could use the GIL.
 constexpr std::size_t least_products_without_gil = std::size_t{1} << 21;
