@@ -25,7 +25,7 @@ struct Part {
   std::size_t row;
   std::size_t begin;
   std::size_t end;
-  // The data after this block. The rows of this block prefetch it, one cache line for each pair.
+  // The same pairs of the rows that come next. They are prefetched, a cache line for each pair.
   const std::uint16_t* ahead;
 };
 
@@ -51,8 +51,15 @@ inline void add_products(const PanelProduct& product, const Part& part, Last las
   const std::size_t pair_step = product.columns * 2;
   const std::uint16_t* panel = product.panel + part.begin * pair_step;
   const std::uint16_t* ahead = part.ahead;
-  for (std::size_t pair = part.begin; pair < part.end; ++pair, panel += pair_step, ahead += line) {
-    _mm_prefetch(ahead, _MM_HINT_T1);
+  const std::uint16_t* const after = ahead + most_rows * product.row_step;
+  std::size_t of_row = 0;
+  for (std::size_t pair = part.begin; pair < part.end; ++pair, panel += pair_step) {
+    _mm_prefetch(ahead + of_row, _MM_HINT_T0);
+    of_row += line;
+    if (of_row == sum_block) {
+      of_row = 0;
+      ahead += ahead == after ? 0 : product.row_step;
+    }
     __m512bh values[columns];
 #pragma GCC unroll 4
     for (std::size_t j = 0; j + 1 < columns; ++j) values[j] = (__m512bh)WholeLanes::load(panel + j * lanes * 2);
@@ -148,11 +155,14 @@ void multiply_panel(const PanelProduct& product, Last last) {
     const std::size_t shares = (rows + most_rows - 1) / most_rows;
     for (std::size_t begin = 0; begin < pairs; begin += block) {
       const std::size_t end = block < pairs - begin ? begin + block : pairs;
-      const std::uint16_t* ahead = product.panel + end * product.columns * 2;
       for (std::size_t i = 0; i < shares; ++i) {
         const std::size_t row = rows * i / shares;
-        multiply_rows<columns>(product, {first + row, begin, end, ahead}, rows * (i + 1) / shares - row, last, waiting);
-        ahead += (end - begin) * line;
+        const std::size_t next = rows * (i + 1) / shares;
+        // The last rows prefetch the next block of the first ones.
+        const std::size_t ahead = i + 1 < shares ? first + next : first;
+        const std::size_t from = i + 1 < shares ? begin : end;
+        multiply_rows<columns>(product, {first + row, begin, end, product.rows + ahead * product.row_step + from * 2},
+                               next - row, last, waiting);
       }
     }
   }
