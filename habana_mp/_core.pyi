@@ -20,15 +20,15 @@ def kernels_cast_with(
 def kernels_multiply(
     input: NDArray[np.uint16],
     weight: NDArray[np.uint16],
-    bias: NDArray[np.uint16] | None,
-    result: NDArray[np.uint16],
+    bias: NDArray[Any] | None,
+    result: NDArray[Any],
     path: str,
     is_float16: bool = False,
     threads: int = 1,
     inner_first: bool = False,
 ) -> None:
-    """For tests. All arrays hold bits of bfloat16 or float16. The weight is [outer][inner], or [inner][outer] if
-    `inner_first`. `path` is one of kernels_paths()."""
+    """For tests. All arrays hold bits of bfloat16 or float16; `bias` and `result` may be float32. The weight is
+    [outer][inner], or [inner][outer] if `inner_first`. `path` is one of kernels_paths()."""
 
 def kernels_multiplies_bfloat16() -> bool:
     """True if the instruction set in use multiplies bfloat16."""
@@ -99,12 +99,19 @@ class Rule:
         product_form: str = "",
     ) -> None: ...
 
-def set_products(multiplies_bf16: bool, multiplies_f16: bool, tracked: dict[str, Callable[..., Any]]) -> None:
-    """Sets which precisions the processor multiplies, and, by form, the functions that make products which autograd
-    tracks where it does not. They take the torch function and the arguments of the call, and return its result or
-    NotImplemented."""
+def set_products(
+    multiplies_bf16: bool,
+    multiplies_f16: bool,
+    tracked: dict[str, Callable[..., Any]],
+    widened: Callable[..., tuple[Any, ...]],
+    with_rounded_gradient: Callable[..., Any],
+) -> None:
+    """Sets which precisions the processor multiplies, and functions: those that make products which autograd tracks, by
+    form, and the two for results in float32 (see ProductSettings in src/engine/products.hpp)."""
 
-def multiply(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+def multiply(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, float32_result: bool = False
+) -> torch.Tensor | None:
     """Returns the product of rows and a weight [outer][inner] in one lower precision, by our kernels, without autograd.
     Returns None if they do not take such tensors. Part of the accelerator "products"."""
 

@@ -174,6 +174,22 @@ def suggestions() -> tuple[str, ...]:
 # ---- properties of an operation ------------------------------------------------------------------------------------
 
 
+def can_have_float32_result(operation: str) -> bool:
+    """True for a product of matrices, or a convolution: a list may lower its operands and not its result."""
+    row = row_of(operation)
+    is_product = row.is_product or row.made_of_products or operation == "bilinear"
+    return is_product and row.product_form != "" and not is_in_place(operation)
+
+
+def operands_of(operation: str) -> Castable | None:
+    """Returns which arguments of a product may be cast if its result is in float32: not what is added."""
+    added = row_of(operation).added
+    if added is None:
+        return arguments_of(operation)
+    keyword, position = added
+    return Castable(tuple(one for one in range(4) if one != position), "it is added", kept_keywords=(keyword,))
+
+
 @CachedByName
 def arguments_of(operation: str) -> Castable | None:
     """Returns which arguments of an operation may be cast, or None for all of them."""
@@ -278,6 +294,7 @@ __all__ = [
     "answer_from",
     "arguments_of",
     "builtins_named",
+    "can_have_float32_result",
     "composite_named",
     "computes",
     "gives_view",
@@ -286,6 +303,7 @@ __all__ = [
     "most_tensors",
     "names_with_rules",
     "observed",
+    "operands_of",
     "parts_of",
     "plain_name",
     "resolve",

@@ -168,7 +168,9 @@ def is_wrong_of_either(
 
 
 _convolution = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True, product_form="other")
-_cast_by_autocast = partial(_convolution, is_product=True, o2="lower", casts_inside=True, product_form="convolution")
+_cast_by_autocast = partial(
+    _convolution, is_product=True, o2="lower", casts_inside=True, product_form="convolution", added=("bias", 2)
+)
 _transposed = partial(_cast_by_autocast, product_form="transposed_convolution")
 _ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 

@@ -70,6 +70,9 @@ class Operation(NamedTuple):
     castable: Castable | None = None
     """The arguments that may be cast. None stands for all, or for those that the operator's schema allows."""
 
+    added: tuple[str, int] | None = None
+    """The argument that is added to a product: keyword and position. A float32 result takes it as it is."""
+
     sparse_gradient: tuple[str, int] | None = None
     """The argument that makes the gradient of the first input sparse if it is true: keyword and position (beyond all
     positions for an argument by keyword only). A cast cannot pass on such a gradient, so the lists are suspended for

@@ -49,7 +49,7 @@ _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
 _made_of_products = partial(Operation, o2="lower", made_of_products=True, caches_weights=True, product_form="other")
 
 _GEMM = (
-    _gemm_cast_by_autocast("linear", product_form="linear", wants_rows=True),
+    _gemm_cast_by_autocast("linear", product_form="linear", wants_rows=True, added=("bias", 2)),
     _gemm_cast_by_autocast(
         "matmul",
         spellings="__rmatmul__ rmatmul",
@@ -62,12 +62,12 @@ _GEMM = (
     _product("linalg_matmul", product_form="matmul", wants_rows=True),
     _gemm_cast_by_autocast("mm", product_form="mm", equivalent="mm"),
     _gemm_cast_by_autocast("bmm", product_form="bmm", equivalent="bmm"),
-    _gemm_cast_by_autocast("addmm", product_form="addmm"),
-    _gemm_cast_by_autocast("baddbmm addbmm"),
+    _gemm_cast_by_autocast("addmm", product_form="addmm", added=("input", 0)),
+    _gemm_cast_by_autocast("baddbmm addbmm", added=("input", 0)),
     _gemm("mv"),
     _gemm("dot", unlisted=WIDEST),
-    _gemm("_grouped_mm", spellings="grouped_mm"),
-    _product("addmv"),
+    _gemm("_grouped_mm", spellings="grouped_mm", added=("bias", 3)),
+    _product("addmv", added=("input", 0)),
     Operation("_weight_int8pack_mm", FIRST_INPUT),
     Operation(
         "fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation",
@@ -88,7 +88,7 @@ _OF_VECTORS = (
     Operation("outer", WIDEST, family="ger"),
     Operation("kron", WIDEST, counts_no_version=True),
     Operation("linalg_cross linalg_vecdot ger vdot", WIDEST),
-    Operation("bilinear", WIDEST, caches_weights=True, product_form="other"),
+    Operation("bilinear", WIDEST, caches_weights=True, product_form="other", added=("bias", 3)),
     Operation("addr_", IN_PLACE),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from habana_mp.common.errors import ListError
-from habana_mp.policy.lists import Listed, parse_line
+from habana_mp.policy.lists import RESULT, Listed, parse_line
 from habana_mp.policy.module_rules import FROM_RULES, ModuleRule
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules
@@ -42,12 +42,17 @@ def _checked(key: object, value: object, lower: str) -> tuple[Listed, str]:
     source = f"rules[{key!r}]"
     if not isinstance(key, str):
         raise ListError(f'{source}: a rule must be text, as "softmax @ encoder.**"; got {type(key).__name__}')
-    listed = parse_line(key.strip(), source, 0)
+    operands, arrow, result = (
+        (part.strip() for part in value.partition(RESULT)) if isinstance(value, str) else (value, "", "")
+    )
+    listed = parse_line(f"{key} {arrow} {result}".strip(), source, 0)
     if listed.problem:
         raise ListError(f"{source}: {listed.problem}")
-    if isinstance(value, str) and value.lower() == "lower":
-        return listed, lower
-    dtype = dtype_meant(value)
-    if dtype not in PRECISIONS:
-        raise ListError(f'{source}: the precision must be "lower", "bf16", "fp16" or "fp32"; got {value!r}')
-    return listed, PRECISIONS[dtype]
+    is_lower = isinstance(operands, str) and operands.lower() == "lower"
+    dtype = dtype_meant(operands)
+    if not is_lower and dtype not in PRECISIONS:
+        raise ListError(
+            f'{source}: the precision must be "lower", "bf16", "fp16" or "fp32"; got {value!r}. For a product it may '
+            'also be "lower -> fp32"'
+        )
+    return listed, listed.precision(lower if dtype is None else PRECISIONS[dtype])

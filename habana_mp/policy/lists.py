@@ -12,6 +12,7 @@ from pathlib import Path
 from habana_mp.common.errors import ListError, warn
 from habana_mp.common.paths import PACKAGE
 from habana_mp.policy.patterns import problem_of_pattern
+from habana_mp.policy.precisions import FLOAT32_RESULT
 
 #: The longest useful list has a few kilobytes; a larger file than this is a mistake.
 LARGEST_FILE = 1 << 20
@@ -25,6 +26,12 @@ DIRECTORY = next(
 
 #: Stands between the operation and the modules in which it is meant: `softmax @ encoder.layer.*`.
 IN_MODULES = "@"
+#: Stands before the precision of the result: `linear @ lm_head -> fp32`.
+RESULT = "->"
+#: In place of an operation: every operation that computes.
+EVERY = "*"
+#: What is written in place of the arrow.
+_OTHER_ARROWS = re.compile(r"=>|-\s+>|→|⇒|--+>")
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,18 @@ class Listed:
     problem: str = ""
     #: The modules in which it holds, see :mod:`habana_mp.policy.patterns`. Empty: everywhere.
     pattern: str = ""
+    #: True if the result of the product is in float32.
+    float32_result: bool = False
 
     @property
     def line_text(self) -> str:
         """The line as written."""
-        return f"{self.name} {IN_MODULES} {self.pattern}" if self.pattern else self.name
+        named = f"{self.name} {IN_MODULES} {self.pattern}" if self.pattern else self.name
+        return named + FLOAT32_RESULT if self.float32_result else named
+
+    def precision(self, of_list: str) -> str:
+        """Returns the precision that the line gives in the list of this precision."""
+        return of_list + FLOAT32_RESULT if self.float32_result else of_list
 
     @property
     def where(self) -> str:
@@ -104,14 +118,36 @@ def parse_list(text: str, source: str) -> tuple[Listed, ...]:
 
 
 def parse_line(text: str, source: str, line: int, *, shipped: bool = False) -> Listed:
-    """Returns the name in one line of a list, and the pattern of modules that may follow it."""
-    name, at, pattern = (part.strip() for part in text.partition(IN_MODULES))
+    """Returns the name in one line of a list, with the pattern of modules and the precision of the result that may
+    follow it."""
+    named, arrow, result = (part.strip() for part in text.partition(RESULT))
+    name, at, pattern = (part.strip() for part in named.partition(IN_MODULES))
     problem = ""
-    if name.replace(",", " ").split() != [name]:
+    if _OTHER_ARROWS.search(text):
+        problem = f"the arrow before the precision of a result is `{RESULT}`; got `{_shorten(text)}`"
+    elif name.replace(",", " ").split() != [name]:
         problem = f"a line must hold one operation name; got `{_shorten(text)}`"
     elif at:
         problem = problem_of_pattern(pattern)
-    return Listed(name, source, line, shipped, problem=problem, pattern=pattern if at else "")
+    if arrow and not problem:
+        problem = _problem_of_result(name, named, result)
+    is_result = bool(arrow) and not problem
+    return Listed(name, source, line, shipped, problem=problem, pattern=pattern if at else "", float32_result=is_result)
+
+
+def _problem_of_result(name: str, named: str, result: str) -> str:
+    if IN_MODULES in result:
+        _, _, pattern = (part.strip() for part in result.partition(IN_MODULES))
+        return f"the modules stand before the arrow: write `{named} {IN_MODULES} {pattern}{FLOAT32_RESULT}`"
+    if result != FLOAT32_RESULT.rpartition(" ")[2]:
+        got = f"`{_shorten(result)}`" if result else f"nothing after `{RESULT}`"
+        return f"the result of a product can be in fp32 only: write `{named}{FLOAT32_RESULT}`; got {got}"
+    if name == EVERY:
+        return (
+            f"`{EVERY}` means every operation, and only a product can have a float32 result: name it, as "
+            f"`{named.replace(EVERY, 'linear', 1)}{FLOAT32_RESULT}`"
+        )
+    return ""
 
 
 def _read(path: str, source: str) -> str:

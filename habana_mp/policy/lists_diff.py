@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from habana_mp import ops
-from habana_mp.policy.lists import Listed, read_list
-from habana_mp.policy.names import EVERY
+from habana_mp.policy.lists import EVERY, Listed, read_list
 from habana_mp.policy.presets import hint_for, preset_named, presets
 
 #: The name of the list in a file that is compared by itself.

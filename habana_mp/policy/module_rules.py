@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from habana_mp import ops
 from habana_mp.common.errors import ListError
-from habana_mp.policy.lists import Listed
-from habana_mp.policy.names import EVERY, Assignment, operations_of, operations_that_compute
+from habana_mp.policy.lists import EVERY, Listed
+from habana_mp.policy.names import Assignment, check_result, operations_of, operations_that_compute
 from habana_mp.policy.patterns import Match, Matcher, Path, literals_in, may_meet
+from habana_mp.policy.precisions import FLOAT32_RESULT
 
 #: The precision of each operation, and the line that gives it.
 Decided = Mapping[str, tuple[str, Listed]]
@@ -50,7 +51,9 @@ class ModuleRules:
         self._operations: dict[Listed, ops.Resolved | None] = {}
         for rule in rules:
             try:
-                self._operations[rule.listed] = None if rule.listed.name == EVERY else operations_of(rule.listed)
+                resolved = None if _means_every(rule.listed) else operations_of(rule.listed)
+                check_result(rule.listed, rule.precision.removesuffix(FLOAT32_RESULT), resolved)
+                self._operations[rule.listed] = resolved
             except ListError as error:
                 self.problems.append(str(error))
             else:
@@ -117,6 +120,10 @@ class ModuleRules:
             yield from ((operation, False) for operation in resolved.family)
 
 
+def _means_every(listed: Listed) -> bool:
+    return listed.name == EVERY and not listed.problem
+
+
 #: The line that stands for a kept module.
 KEPT = Listed(EVERY, "hmp.keep", 0)
 
@@ -169,7 +176,7 @@ def _conflict(one: ModuleRule, other: ModuleRule) -> str:
 
 def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
     """Returns all problems in the lines of a list, or of two lists that are used together."""
-    lines = [*((one, "lower") for one in lower), *((one, "fp32") for one in fp32)]
+    lines = [*((one, one.precision("lower")) for one in lower), *((one, one.precision("fp32")) for one in fp32)]
     plain = Assignment((one, precision) for one, precision in lines if not one.pattern)
     in_modules = ModuleRules(ModuleRule(one, kind, FROM_FILES) for one, kind in lines if one.pattern)
     return plain.problems + in_modules.problems

@@ -12,11 +12,9 @@ from habana_mp import ops
 from habana_mp.common.errors import ListError, warn
 from habana_mp.ops.find import NO_OPERATION, without_overload
 from habana_mp.ops.written import module_named
-from habana_mp.policy.lists import Listed
+from habana_mp.policy.lists import EVERY, Listed
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import shipped_names
-
-#: In place of an operation: every operation that computes.
-EVERY = "*"
 
 
 @cache
@@ -63,6 +61,7 @@ class Assignment:
             return
         try:
             resolved = operations_of(listed)
+            check_result(listed, kind.removesuffix(FLOAT32_RESULT), resolved)
         except ListError as error:
             self._problems[listed,] = str(error)
             return
@@ -94,12 +93,35 @@ class Assignment:
 
 
 def _conflict(operation: str, first: Listed, second: Listed) -> str:
+    if first.float32_result or second.float32_result:
+        return (
+            f"{second.where}: `{second.line_text}` gives {operation} another precision than `{first.line_text}` at "
+            f"{first.where}: remove one of the two"
+        )
     if first.name == second.name:
         return f"{second.where}: `{second.name}` is in both lists; it is also at {first.where}: remove one of the two"
     return (
         f"{second.where}: `{second.name}` is the same operation of torch ({operation}) as `{first.name}` at "
         f"{first.where}, in the other list: remove one of the two"
     )
+
+
+def check_result(listed: Listed, precision: str, resolved: ops.Resolved | None) -> None:
+    """Raises ListError for a line in the list of this precision that gives a float32 result to what cannot have it."""
+    if not listed.float32_result:
+        return
+    if precision == "fp32":
+        raise ListError(
+            f"{listed.where}: `{listed.line_text}` belongs into the list of the lower precision: there the operands of "
+            "the product are lowered; in the float32 list its result is float32 anyway"
+        )
+    meant = () if resolved is None else (*resolved.exact, *resolved.family)
+    if meant and not any(map(ops.can_have_float32_result, meant)):
+        raise ListError(
+            f"{listed.where}: `{listed.name}` cannot have{FLOAT32_RESULT}: only products of matrices and convolutions "
+            "have a sum whose rounding can be left out (linear, matmul, addmm, bmm, einsum, conv2d, ...); write "
+            f"`{listed.name}` into the float32 list"
+        )
 
 
 def operations_of(listed: Listed) -> ops.Resolved | None:

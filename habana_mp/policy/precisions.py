@@ -15,6 +15,10 @@ _SPELLINGS = {
 }
 
 
+#: Ends a line, and the name of a precision: the operands of a product are in lower precision, its result in float32.
+FLOAT32_RESULT = " -> fp32"
+
+
 def dtype_meant(given: object) -> torch.dtype | None:
     """Returns the dtype for a dtype or one of its names; None for anything else."""
     if isinstance(given, str):

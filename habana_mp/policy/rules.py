@@ -11,9 +11,10 @@ from habana_mp.common.errors import ListError
 from habana_mp.ops.find import Builtin
 from habana_mp.ops.infinities import ALSO_GUARDED
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
-from habana_mp.policy.lists import Listed
+from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, NO_MODULE_RULES, Decided, ModuleRule, ModuleRules
-from habana_mp.policy.names import EVERY, Assignment, operations_of, operations_that_compute
+from habana_mp.policy.names import Assignment, operations_of, operations_that_compute
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import Preset, shipped_names
 from habana_mp.policy.rows_in_graphs import in_rows
 
@@ -34,6 +35,8 @@ class Ruling:
     by_parts: bool = False
     #: True if it holds only for the matrix products of calls that compute any.
     products_only: bool = False
+    #: True if the product is of operands in lower precision, and its result is in float32.
+    float32_result: bool = False
 
     def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
         """Returns the core's form, with the arguments that may be cast. ``caches_weights``: cache casts of weights."""
@@ -52,6 +55,7 @@ class Ruling:
             "products_inside": self.products_only and row.products_inside,
             "is_not_repeated": not ops.may_be_repeated(operation),
             "caches_weights": caches_weights and row.caches_weights,
+            "float32_result": self.float32_result,
         }
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
@@ -63,14 +67,18 @@ class Ruling:
         return _core.Rule(
             action=self.action,
             precision=self.precision,
-            why="no_kernel" if self.no_kernel else "parts" if self.by_parts else "",
+            why=self._why(),
             traits=[name for name in _core.traits if (computed[name] if name in computed else getattr(row, name))],
-            castable=_in_core(ops.arguments_of(operation)),
+            castable=_in_core(ops.operands_of(operation) if self.float32_result else ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             sparse_gradient=row.sparse_gradient,
             conditions={name: function for name, function in conditions.items() if function is not None},
             product_form=row.product_form,
         )
+
+    def _why(self) -> str:
+        reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
+        return next((name for name, holds in reasons.items() if holds), "")
 
 
 #: The rules that were made, each with the row that it was made from.
@@ -139,6 +147,11 @@ def ruling_in_list(operation: str, precision: str, *, products_only: bool = Fals
     """Returns what holds for an operation in the list of a precision: rules 1, 3, 5 and 8."""
     if ops.is_in_place(operation):
         return ruling_without_list(operation)
+    if precision.endswith(FLOAT32_RESULT):
+        precision = precision.removesuffix(FLOAT32_RESULT)
+        if ops.can_have_float32_result(operation):
+            products_only = products_only or ops.row_of(operation).made_of_products
+            return replace(ruling_in_list(operation, precision, products_only=products_only), float32_result=True)
     if precision != "fp32" and _has_no_kernel(operation):
         return Ruling("precision", "fp32", no_kernel=True)
     return Ruling("precision", precision, saturate=ops.saturates(operation, precision), products_only=products_only)
@@ -196,7 +209,8 @@ def _in_modules(lists: Preset, lower: str, source: int) -> list[ModuleRule]:
 
 
 def _lines(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
-    return [*((one, lower) for one in lists.lower), *((one, "fp32") for one in lists.fp32)]
+    lists_of = ((lists.lower, lower), (lists.fp32, "fp32"))
+    return [(one, one.precision(of_list)) for lines, of_list in lists_of for one in lines]
 
 
 def _rulings(

@@ -29,6 +29,7 @@ from habana_mp.reporting.records import (
     KeptWeights,
     ModuleRow,
     Row,
+    in_and_out,
     shares_of_range,
     short_path,
     short_place,
@@ -66,9 +67,10 @@ def _rule_of(operation: str, precision: str, reason: str, module: str | None = N
     rule = REASONS[reason].rule
     if rule != "rule 1":
         return rule, False
-    lines = lines_about(operation, precision if reason == "list" else None, module)
+    is_listed = reason in ("list", "float32_result")
+    lines = lines_about(operation, in_and_out(precision, reason) if is_listed else None, module)
     places = " or ".join(dict.fromkeys(one.where for one in lines))
-    if not places and reason == "list" and are_there_kept():
+    if not places and is_listed and are_there_kept():
         return KEPT.source, True
     return places or None, any(not one.shipped for one in lines)
 

@@ -17,7 +17,7 @@ from habana_mp.policy.module_rules import KEPT, kept_operations
 from habana_mp.policy.names import operations_of
 from habana_mp.policy.patterns import Path
 from habana_mp.policy.rules import Policy, Ruling, ruling_without_list
-from habana_mp.reporting.records import REASONS
+from habana_mp.reporting.records import REASONS, in_and_out
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def _operation_meant(name: str) -> str:
 
 
 def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] | None, policy: Policy) -> Explanation:
-    precision = ruling.precision or "unchanged"
+    reason = "float32_result" if ruling.float32_result else "list"
+    precision = in_and_out(ruling.precision or "unchanged", reason)
     if ruling.action != "precision":
         reason = {"none": "first_input", "scalars": "first_input"}.get(ruling.action, ruling.action)
         return Explanation(meant, shown, precision, reason)
@@ -145,14 +146,14 @@ def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] 
     if line is None:
         line = policy.lines.get(meant)
     if line is None:
-        return Explanation(meant, shown, precision, "list")
+        return Explanation(meant, shown, precision, reason)
     listed = line[1]
     in_file = listed.line > 0
     return Explanation(
         meant,
         shown,
         precision,
-        "list",
+        reason,
         listed.line_text or listed.source,
         listed.source if in_file else None,
         listed.line if in_file else None,

@@ -151,6 +151,9 @@ def _of_products(report: Records, rows: list[Row]) -> str:
     many, most = sum(row.calls for row in products), sum(row.calls for row in lower)
     precisions = {row.precision for row in lower}
     where = f"in {precisions.pop()}" if len(precisions) == 1 else "in lower precision"
+    with_sums = sum(row.calls for row in lower if row.reason == "float32_result")
+    if with_sums:
+        where += f", {'' if with_sums == most else f'{with_sums:,} of them '}with a float32 result"
     if not products:
         return ""
     if most == many:
@@ -297,7 +300,7 @@ def _part_in_float32(rows: list[Row], share: str) -> str:
 def _because(row: Row) -> str:
     if row.rule == KEPT.source:
         return f"kept by {row.rule}"
-    if row.reason == "list" and row.rule is not None:
+    if row.is_listed and row.rule is not None:
         return f"listed at {row.rule}"
     return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
 
@@ -357,7 +360,7 @@ def _has_no_kernel(row: Row) -> bool:
 
 def _is_own_choice(row: Row) -> bool:
     """True if a line that the user wrote decides. No finding advises against it."""
-    return row.is_own and row.reason == "list"
+    return row.is_own and row.is_listed
 
 
 def _is_product_in_float32(row: Row) -> bool:
@@ -370,7 +373,7 @@ def _is_product_in_float32(row: Row) -> bool:
 
 
 def _is_loss_in_lower(row: Row) -> bool:
-    return row.is_lower and row.operation in _LOSSES and row.reason != "list"
+    return row.is_lower and row.operation in _LOSSES and not row.is_listed
 
 
 def _casts_weight_anew(row: Row) -> bool:

@@ -34,8 +34,8 @@ def _columns(report: Records) -> tuple[tuple[str, ...], int]:
 def _cells(row: Row, columns: Sequence[str]) -> list[str]:
     cells = {
         "operation": row.operation,
-        "precision": row.precision,
-        "why": row.why if row.reason != "list" or row.rule is None else f"listed, {row.rule}",
+        "precision": row.ran_in,
+        "why": row.why if not row.is_listed or row.rule is None else f"listed, {row.rule}",
         "module": " ".join(filter(None, (row.module, "" if row.phase == "forward" else f"({row.phase})"))),
         "place": row.place,
         "calls": f"{row.calls}",
@@ -133,7 +133,7 @@ def dot(report: Records) -> str:
 
 def _node(number: int, row: Row) -> str:
     place = f"\\n{_escaped(row.place)}" if row.place else ""
-    label = f'"{_escaped(row.operation)} {row.precision}{place}\\n{_escaped(row.why)}"'
+    label = f'"{_escaped(row.operation)} {row.ran_in}{place}\\n{_escaped(row.why)}"'
     return f"r{number} [label={label}, fillcolor={_quoted(_COLOURS.get(row.precision, '#dddddd'))}];"
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from habana_mp import _core
 from habana_mp.common.computed_once import computed_once
 from habana_mp.policy.options import Detail
+from habana_mp.policy.precisions import FLOAT32_RESULT
 
 #: The precisions of calls, in the order of the report. ``unchanged`` stands for calls that were left alone.
 PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
@@ -53,6 +54,16 @@ class Row:
     noticed: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
+    def ran_in(self) -> str:
+        """The precision of the call, with that of its result where it is another one."""
+        return in_and_out(self.precision, self.reason)
+
+    @property
+    def is_listed(self) -> bool:
+        """True if a line of a list decides."""
+        return self.reason in ("list", "float32_result")
+
+    @property
     def why(self) -> str:
         """The reason in words."""
         return REASONS[self.reason].description if self.reason in REASONS else self.reason
@@ -76,7 +87,18 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "refused": dict(self.refused), "noticed": dict(self.noticed)}
-        return {**found, "why": self.why, "casts_up": self.casts_up, "casts_down": self.casts_down}
+        return {
+            **found,
+            "ran_in": self.ran_in,
+            "why": self.why,
+            "casts_up": self.casts_up,
+            "casts_down": self.casts_down,
+        }
+
+
+def in_and_out(precision: str, reason: str) -> str:
+    """Returns the precision of calls with this reason, as lists have it: `bf16 -> fp32` for a float32 result."""
+    return precision + FLOAT32_RESULT if reason == "float32_result" else precision
 
 
 class Reason(NamedTuple):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from habana_mp import ops
-from habana_mp.policy.names import EVERY
+from habana_mp.policy.lists import EVERY
 from habana_mp.policy.patterns import Path, problem_of_pattern
 from habana_mp.reporting.records import Row
 

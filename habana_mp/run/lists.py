@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from habana_mp import ops
-from habana_mp.policy.lists import Listed, read_list
+from habana_mp.policy.lists import EVERY, Listed, read_list
 from habana_mp.policy.lists_diff import difference, meaning_of
 from habana_mp.policy.module_rules import problems_of
-from habana_mp.policy.names import EVERY, nearest
+from habana_mp.policy.names import nearest
 from habana_mp.policy.precisions import dtype_meant
 from habana_mp.policy.presets import Preset, hint_for, preset_named, presets, presets_with
 

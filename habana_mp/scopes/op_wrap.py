@@ -7,11 +7,12 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from habana_mp import _core
+from habana_mp import _core, ops
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.region_dtypes import lists_suspended
-from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.rules import Ruling
+from habana_mp.policy.lists import RESULT
+from habana_mp.policy.precisions import FLOAT32_RESULT, PRECISIONS, dtype_meant
+from habana_mp.policy.rules import Ruling, ruling_in_list
 from habana_mp.scopes.scope import wraps_uncompiled
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -39,8 +40,13 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
     Args:
         function: The function to wrap.
         to: ``"bf16"``, ``"fp16"`` or ``"fp32"`` (or the dtype, or its name), ``"widest"`` for the widest among the
-            inputs, or ``"first"`` for the first input's.
+            inputs, or ``"first"`` for the first input's. ``"bf16 -> fp32"`` gives a product of torch, such as
+            ``F.linear``, operands in bf16 and a float32 result; ``torch.compile`` breaks its graph there.
     """
+    if isinstance(to, str) and RESULT in to and function is not None:
+        return _wrap_product(function, to)
+    if isinstance(to, str) and RESULT in to:
+        return lambda decorated: _wrap_product(decorated, to)
     dtype = dtype_meant(to)
     name = to if dtype is None else PRECISIONS.get(dtype)
     if not isinstance(name, str) or name not in _RULINGS:
@@ -70,6 +76,30 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
         if not _core.lists_apply_here():
             return function(*args, **kwargs)
         return engine.call((function, *args), kwargs)
+
+    return wrapped
+
+
+def _wrap_product(function: Any, to: str) -> Any:
+    operands, _, result = (part.strip() for part in to.partition(RESULT))
+    name = PRECISIONS.get(dtype_meant(operands) or torch.float32)
+    if name not in ("bf16", "fp16") or dtype_meant(result) is not torch.float32:
+        raise ValueError(f'`to` must be "bf16{FLOAT32_RESULT}" or "fp16{FLOAT32_RESULT}"; got {to!r}')
+    operation = str(getattr(function, "__name__", ""))
+    is_builtin = any(one.object is function for one in ops.builtins_named(operation))
+    if not is_builtin or not ops.can_have_float32_result(operation):
+        raise ValueError(
+            f"only a product of torch can have{FLOAT32_RESULT}, as torch.nn.functional.linear or torch.matmul; "
+            f"got {function!r}"
+        )
+    rule = ruling_in_list(operation, name + FLOAT32_RESULT).rule(operation)
+    engine = _core.Function(_core.unpatched_copy(function), function, operation, rule)
+
+    @wraps_uncompiled(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            torch._dynamo.graph_break()
+        return engine.call(args, kwargs) if _core.lists_apply_here() else function(*args, **kwargs)
 
     return wrapped
 

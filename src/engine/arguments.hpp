@@ -61,6 +61,11 @@ inline Owned positional_of(const Arguments& arguments) {
   return tuple;
 }
 
+// Returns the values of all arguments as a tuple.
+inline Owned all_of(const Arguments& arguments) {
+  return positional_of({arguments.values, arguments.count(), nullptr});
+}
+
 inline Owned keywords_of(const Arguments& arguments) {
   Owned keywords(PyDict_New());
   for (Py_ssize_t i = 0; keywords && i < arguments.keyword_count(); ++i) {

@@ -129,7 +129,7 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
   const Rule& rule = call.rule;
   const bool computes = attempt.in_float32 || is_computed_here(rule, call.arguments, to);
   const bool is_on_cpu = host::is_plain_on_cpu(call.arguments.values[0]);
-  const bool may_leave_casts = !is_on_cpu || (records && !computes);
+  const bool may_leave_casts = !rule.float32_result && (!is_on_cpu || (records && !computes));
   const auto [autocast, are_all] =
       may_leave_casts ? casts_left_to_autocast(call, to, records, context) : CastsByAutocast();
   if (are_all) return call_and_cast_inside(call.target, call.arguments, to, *autocast);

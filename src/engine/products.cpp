@@ -79,10 +79,45 @@ PyObject* state_of(const Call& call, Py_ssize_t position_of_weights) {
 Owned call_tracked(const Call& call, const Arguments& arguments) {
   const auto form = static_cast<std::size_t>(call.rule.execution.form);
   const Owned function = Owned::borrowed_or_null(product_settings->tracked[form].get());
-  const Owned given(function && arguments.keywords == nullptr ? positional_of(arguments) : nullptr);
-  if (!given) return nullptr;
-  Owned result(PyObject_CallFunctionObjArgs(function.get(), call.target.object.get(), given.get(), nullptr));
+  const Owned operands(function && arguments.keywords == nullptr ? positional_of(arguments) : nullptr);
+  const Owned given = call.rule.float32_result ? positional_of(call.arguments) : Owned::borrowed(Py_None);
+  if (!operands || !given) return nullptr;
+  Owned result(
+      PyObject_CallFunctionObjArgs(function.get(), call.target.object.get(), operands.get(), given.get(), nullptr));
   return result.get() == Py_NotImplemented ? nullptr : std::move(result);
+}
+
+// Makes the call in float32 with the values of the operands, so that each gradient is a sum in float32.
+Owned call_widened(const Call& call, const Arguments& arguments, Kind to, bool is_traced) {
+  const Owned function = Owned::borrowed(product_settings->widened.get());
+  const Owned operands = all_of(arguments);
+  const Owned given = all_of(call.arguments);
+  if (!operands || !given) return nullptr;
+  const Owned wide(PyObject_CallFunctionObjArgs(function.get(), operands.get(), given.get(),
+                                                is_traced ? Py_True : Py_False, nullptr));
+  if (!wide) return nullptr;
+  const Owned result(
+      call_without_modes(call.target, {PySequence_Fast_ITEMS(wide.get()), arguments.positional, arguments.keywords}));
+  if (!result || !host::grad_is_enabled()) return Owned::borrowed_or_null(result.get());
+  const Owned rounding = Owned::borrowed(product_settings->with_rounded_gradient.get());
+  return Owned(PyObject_CallFunctionObjArgs(rounding.get(), result.get(), host::dtype_of(to),
+                                            is_traced ? Py_True : Py_False, nullptr));
+}
+
+// Makes a call whose result is the float32 sum of products. What is added to them is as it was given.
+Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kind to) {
+  const ProductForm form = call.rule.execution.form;
+  const bool is_traced = host::is_traced();
+  if (!is_traced && look_at(arguments).are_plain) {
+    Owned result;
+    if (host::grad_is_enabled() && look_at(call.arguments).are_tracked) {
+      result = call_tracked(call, arguments);
+    } else if (accelerators.multiply != nullptr && has_weight(form)) {
+      result = accelerators.multiply(form, arguments, to, true);
+    }
+    if (result || PyErr_Occurred() != nullptr) return result;
+  }
+  return call_widened(call, arguments, to, is_traced);
 }
 
 }  // namespace
@@ -90,6 +125,7 @@ Owned call_tracked(const Call& call, const Arguments& arguments) {
 bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to) {
   const ProductForm form = rule.execution.form;
   if (form == ProductForm::none || !is_lower(to)) return false;
+  if (rule.float32_result) return true;
   if (!lacks_instructions(to)) return has_weight(form) && !computes_as_tracked();
   return !computes_as_tracked() || look_at(arguments).values >= least_values_tracked;
 }
@@ -98,6 +134,7 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const ProductForm form = call.rule.execution.form;
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
+  if (call.rule.float32_result) return call_with_float32_result(call, arguments, to);
   if (host::is_traced()) return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
   in_float32 = in_float32 || lacks_instructions(to);
   const Operands operands = in_float32 ? look_at(arguments) : Operands();
@@ -106,7 +143,7 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
     Owned result = call_tracked(call, arguments);
     if (result || PyErr_Occurred() != nullptr) return result;
   } else if (accelerators.multiply != nullptr && has_weight(form)) {
-    Owned result = accelerators.multiply(form, arguments, to);
+    Owned result = accelerators.multiply(form, arguments, to, false);
     if (result || PyErr_Occurred() != nullptr) return result;
   }
   return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();

@@ -14,9 +14,15 @@ struct ProductSettings {
   // True if the processor, and torch's library for it, multiply numbers of this kind.
   bool multiplies_bf16 = true;
   bool multiplies_f16 = true;
-  // By form: a Python function for calls that autograd tracks, or null. It takes torch's function and the positional
-  // arguments of the call as a tuple, and returns the result or NotImplemented.
+  // By form: a Python function for calls that autograd tracks, or null. It takes torch's function, the positional
+  // arguments of the call as a tuple, and for a result in float32 the arguments as they were given, else None. It
+  // returns the result or NotImplemented.
   std::array<Owned, product_forms> tracked;
+  // For results in float32. The first function takes tuples of the operands and of the arguments as they were given,
+  // and whether the call is traced; it returns the operands in float32. The second one takes the result, the dtype of
+  // the operands, and the same; it returns the result so that its gradient is rounded once.
+  Owned widened;
+  Owned with_rounded_gradient;
 };
 extern NeverDestroyed<ProductSettings> product_settings;
 
@@ -34,8 +40,8 @@ inline bool computes_as_tracked() noexcept { return host::grad_is_enabled() || t
 // gains.
 bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to);
 
-// Calls an operation with its arguments, whose castable tensors are in `to`. With `in_float32` it is computed in
-// float32 on every processor. Returns null with an exception set if it fails.
+// Calls an operation with its arguments, whose castable tensors are in `to`; those of `call` are as they were given.
+// With `in_float32` it is computed in float32 on every processor. Returns null with an exception set if it fails.
 Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool in_float32);
 
 // True if a recurrent layer is computed in float32 here. An LSTM with a projection is not: some of its results are

@@ -265,7 +265,7 @@ RuleSet* exact_rule_set() {
   content.rules = rules_of(around);
   for (std::size_t i = 0; i < target_count; ++i) {
     const Rule& rule = *content.rules[i];
-    const bool lowers = rule.action == Action::precision && rule.reason == Reason::list && is_lower(rule.to);
+    const bool lowers = rule.action == Action::precision && rules::is_by_list(rule.reason) && is_lower(rule.to);
     if (lowers) content.rules[i] = targets[i]->unlisted;
   }
   content.device = around == nullptr ? RuleSet::Device::any : around->device;

@@ -7,6 +7,7 @@
 #include "host/finding.hpp"
 #include "host/ledger.hpp"
 #include "host/symbols.hpp"
+#include "host/tensors.hpp"
 #include "host/torch_api.hpp"
 
 namespace habana_mp::host {
@@ -79,7 +80,7 @@ bool views_are_right(PyObject* sample) {
 }
 
 bool empty_ones_are_right(PyObject* sample) {
-  const Owned made = new_empty(sample, std::array<std::int64_t, 3>{4, 1, 5});
+  const Owned made = new_empty(sample, std::array<std::int64_t, 3>{4, 1, 5}, Kind::f32);
   const Owned node(made ? PyObject_GetAttrString(made.get(), "grad_fn") : nullptr);
   const Owned stride(made ? PyObject_CallMethod(made.get(), "stride", nullptr) : nullptr);
   const Owned expected(Py_BuildValue("(iii)", 5, 5, 1));
@@ -140,12 +141,14 @@ Owned as_tuple(std::span<const std::int64_t> sizes) noexcept {
   return tuple;
 }
 
-Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
+Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes, Kind kind) noexcept {
   if (const Handle* const given = empty == nullptr ? nullptr : handle_of(tensor)) {
-    return wrapped([&] { return empty(*given, {sizes.data(), sizes.size()}, {}, {}, {}, {}); });
+    const auto dtype = static_cast<std::int8_t>(detail::scalar_type_of(kind));
+    return wrapped([&] { return empty(*given, {sizes.data(), sizes.size()}, dtype, {}, {}, {}); });
   }
   const Owned size = as_tuple(sizes);
-  Owned made(size ? PyObject_CallMethod(tensor, "new_empty", "(O)", size.get()) : nullptr);
+  const Owned given(size ? PyObject_CallMethod(tensor, "new_empty", "(O)", size.get()) : nullptr);
+  Owned made(given ? PyObject_CallMethod(given.get(), "to", "(O)", dtype_of(kind)) : nullptr);
   drop_error();
   return made;
 }

@@ -19,9 +19,9 @@ Owned unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcep
 // Returns the sizes as a Python tuple; null without an exception when memory runs out.
 Owned as_tuple(std::span<const std::int64_t> sizes) noexcept;
 
-// aten::new_empty. Returns a new contiguous tensor with this plain tensor's dtype and device. Calls the Python method
-// if the operator was not found. Null on failure; no exception is set, except for an interrupt.
-Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
+// aten::new_empty. Returns a new contiguous tensor of this floating kind, on this plain tensor's device. Calls the
+// Python method if the operator was not found. Null on failure; no exception is set, except for an interrupt.
+Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes, Kind kind) noexcept;
 
 // Tensor.as_strided. Returns a view of this plain tensor that begins `begin` elements after the start of its storage.
 // Null on failure; no exception is set, except for an interrupt.

@@ -44,6 +44,13 @@ constexpr std::array<Kind, scalar_types> make_kinds() {
 }  // namespace
 const std::array<Kind, scalar_types> kind_of_scalar_type = make_kinds();
 
+std::int32_t scalar_type_of(Kind kind) noexcept {
+  for (std::size_t i = 0; i < kind_of_scalar_type.size(); ++i) {
+    if (kind_of_scalar_type[i] == kind) return static_cast<std::int32_t>(i);
+  }
+  return -1;
+}
+
 Kind kind_by_attribute(PyObject* tensor) noexcept {
   // Calls a plain tensor's getter directly; a subclass may define `dtype` itself.
   const Owned dtype(is_plain_tensor(tensor) ? api.get_dtype->get(tensor, api.get_dtype->closure)

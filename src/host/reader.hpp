@@ -37,6 +37,7 @@ extern Layout layout;
 // Maps c10::ScalarType to kinds. Its numbers are part of torch's serialization format.
 inline constexpr std::size_t scalar_types = 64;
 extern const std::array<Kind, scalar_types> kind_of_scalar_type;
+std::int32_t scalar_type_of(Kind kind) noexcept;
 
 // These reads are valid if the caller passes a tensor and bind_reader has verified the layout.
 inline const char* implementation_of(PyObject* tensor) noexcept {

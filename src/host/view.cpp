@@ -75,13 +75,6 @@ bool is_dense_on_cpu(PyObject* tensor) noexcept {
   return (keys & inside.least) == inside.least && (keys & ~(inside.plain | inside.negative)) == 0;
 }
 
-std::int32_t scalar_type_of(Kind kind) noexcept {
-  for (std::size_t i = 0; i < detail::kind_of_scalar_type.size(); ++i) {
-    if (detail::kind_of_scalar_type[i] == kind) return static_cast<std::int32_t>(i);
-  }
-  return -1;
-}
-
 Owned allocate_by_functions(const DLTensor& like, Kind kind, void*& values) {
   std::vector<std::int64_t> strides(static_cast<std::size_t>(like.ndim));
   std::int64_t stride = 1;
@@ -90,7 +83,8 @@ Owned allocate_by_functions(const DLTensor& like, Kind kind, void*& values) {
     stride *= like.shape[i] == 0 ? 1 : like.shape[i];
   }
   Handle made = nullptr;
-  if (functions.empty_strided(like.ndim, like.shape, strides.data(), scalar_type_of(kind), cpu, 0, &made) != 0) {
+  if (functions.empty_strided(like.ndim, like.shape, strides.data(), detail::scalar_type_of(kind), cpu, 0, &made) !=
+      0) {
     return nullptr;
   }
   Owned result(functions.get_data_ptr(made, &values) == 0 ? functions.wrap(made) : nullptr);

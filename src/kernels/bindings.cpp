@@ -265,7 +265,7 @@ void check(bool right, const char* what) {
 }
 
 void kernels_multiply(const py::array_t<std::uint16_t>& input, const py::array_t<std::uint16_t>& weight,
-                      const std::optional<Bits>& bias, Bits result, const std::string& path, bool is_float16,
+                      const std::optional<py::array>& bias, py::array result, const std::string& path, bool is_float16,
                       unsigned threads, bool inner_first) {
   const kernels::Table& table = checked_path(path);
   check(table.fused != nullptr, "this instruction set has no such kernels");
@@ -277,7 +277,10 @@ void kernels_multiply(const py::array_t<std::uint16_t>& input, const py::array_t
   check(input.shape(1) != 0, "rows must not be empty");
   check(weight.shape(inner_first ? 0 : 1) == input.shape(1) && weight.shape(inner_first ? 1 : 0) == result.shape(1),
         "`weight` must be for input and result");
-  check(!bias || bias->size() == result.shape(1), "`bias` must be as long as a row of `result`");
+  check(!bias || (bias->size() == result.shape(1) && bias->dtype().is(result.dtype())),
+        "`bias` must be as long as a row of `result`, and of its dtype");
+  const bool float32_result = result.dtype().kind() == 'f';
+  check(result.itemsize() == (float32_result ? 4 : 2), "`result` must hold float32, or bits");
   const kernels::Product product{
       .kind = is_float16 ? Float::f16 : Float::bf16,
       .input = input.data(),
@@ -289,6 +292,7 @@ void kernels_multiply(const py::array_t<std::uint16_t>& input, const py::array_t
       .inner_first = inner_first,
       .outer = static_cast<std::size_t>(result.shape(1)),
       .bias = bias ? bias->data() : nullptr,
+      .float32_result = float32_result,
       .result = result.mutable_data(),
       .result_step = static_cast<std::size_t>(result.shape(1)),
   };

@@ -83,8 +83,22 @@ struct Work {
 
   [[nodiscard]] const std::uint16_t* input() const { return static_cast<const std::uint16_t*>(product->input); }
   [[nodiscard]] const std::uint16_t* weight() const { return static_cast<const std::uint16_t*>(product->weight); }
-  [[nodiscard]] const std::uint16_t* bias() const { return static_cast<const std::uint16_t*>(product->bias); }
+  // The bias of the kernels; a bias in float32 is added to their sums.
+  [[nodiscard]] const std::uint16_t* bias() const {
+    return product->float32_result ? nullptr : static_cast<const std::uint16_t*>(product->bias);
+  }
   [[nodiscard]] std::uint16_t* result() const { return static_cast<std::uint16_t*>(product->result); }
+  [[nodiscard]] float* sums() const { return static_cast<float*>(product->result); }
+
+  // Adds a bias in float32 to some columns of the sums.
+  void add_bias(std::size_t column, std::size_t columns) const {
+    if (!product->float32_result || product->bias == nullptr) return;
+    const float* const added = static_cast<const float*>(product->bias) + column;
+    for (std::size_t row = 0; row < product->rows; ++row) {
+      float* const to = sums() + row * product->result_step + column;
+      for (std::size_t i = 0; i < columns; ++i) to[i] += added[i];
+    }
+  }
 
   // Calls `body` for all parts. Returns false if it found no memory.
   bool run(std::size_t parts, std::size_t most_at_once, unsigned threads, Body body) const {
@@ -152,7 +166,10 @@ bool multiply_fused(const Table& table, const Product& product, unsigned threads
 void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Work*>(context);
   const Product& product = *work.product;
-  alignas(64) std::uint16_t part[rows_at_once * panel_columns];
+  union {
+    alignas(64) std::uint16_t rounded[rows_at_once * panel_columns];
+    float sums[rows_at_once * panel_columns];
+  } part;
   const std::size_t last = std::min(end * rows_of_tile, product.outer);
   for (std::size_t row = begin * rows_of_tile; row < last; row += rows_at_once) {
     const std::size_t rows = std::min(rows_at_once, last - row);
@@ -166,17 +183,25 @@ void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t
           .panel = work.panels + column * product.inner,
           .column_step = 0,
           .columns = columns,
-          .row_bias = product.bias == nullptr ? nullptr : work.bias() + row,
+          .row_bias = work.bias() == nullptr ? nullptr : work.bias() + row,
           .column_bias = nullptr,
-          .result = part,
+          .result = part.rounded,
+          .sums = product.float32_result ? part.sums : nullptr,
           .result_step = columns,
       });
-      constexpr auto size = static_cast<std::ptrdiff_t>(sizeof part[0]);
-      transpose<std::uint16_t>(reinterpret_cast<const unsigned char*>(part),
-                               static_cast<std::ptrdiff_t>(columns) * size,
-                               reinterpret_cast<unsigned char*>(work.result() + column * product.result_step + row),
-                               static_cast<std::ptrdiff_t>(product.result_step) * size, rows, columns);
+      const auto transposed = [&]<class T>(const T* from, T* to) {
+        constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+        transpose<T>(reinterpret_cast<const unsigned char*>(from), static_cast<std::ptrdiff_t>(columns) * size,
+                     reinterpret_cast<unsigned char*>(to + column * product.result_step + row),
+                     static_cast<std::ptrdiff_t>(product.result_step) * size, rows, columns);
+      };
+      if (product.float32_result) {
+        transposed(part.sums, work.sums());
+      } else {
+        transposed(part.rounded, work.result());
+      }
     }
+    work.add_bias(row, rows);
   }
 }
 
@@ -210,10 +235,12 @@ void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t 
         .column_step = product.weight_step,
         .columns = columns,
         .row_bias = nullptr,
-        .column_bias = product.bias == nullptr ? nullptr : work.bias() + column,
+        .column_bias = work.bias() == nullptr ? nullptr : work.bias() + column,
         .result = work.result() + column,
+        .sums = product.float32_result ? work.sums() + column : nullptr,
         .result_step = product.result_step,
     });
+    work.add_bias(column, columns);
   }
 }
 

@@ -12,7 +12,7 @@ namespace habana_mp::kernels {
 struct Table;
 
 // result[i][j] = the sum over k of input[i][k] * weight[j][k], plus bias[j]. All values are of one kind, bfloat16 or
-// float16. The sums are float32, rounded once at the end.
+// float16. The sums are float32, rounded once at the end; or the result is these sums, and the bias is float32.
 //
 // The order of the sums depends on the kind, the length of a row and the instruction set. The number of threads, and
 // the other rows and columns, do not change a result's bits.
@@ -39,6 +39,7 @@ struct Product {
   bool inner_first;         // the weight is [inner][outer], not [outer][inner]
   std::size_t outer;
   const void* bias;         // may be null
+  bool float32_result;      // the bias is in float32 too
   void* result;             // overlaps no other array
   std::size_t result_step;  // elements from row to row
 };

@@ -36,8 +36,12 @@ inline void finish(const PanelProduct& product, const Patch& patch) {
       __m512 sum = _mm512_maskz_loadu_ps(there, patch.sums + i * patch.sums_step + j);
       if (product.row_bias != nullptr) bias = f32_in_all_lanes(product.row_bias[patch.row + i]);
       if (product.has_bias()) sum = _mm512_add_ps(sum, bias);
-      std::uint16_t* const to = product.result + (patch.row + i) * product.result_step + column;
-      _mm256_mask_storeu_epi16(to, there, (__m256i)_mm512_cvtneps_pbh(sum));
+      const std::size_t to = (patch.row + i) * product.result_step + column;
+      if (product.sums != nullptr) {
+        _mm512_mask_storeu_ps(product.sums + to, there, sum);
+      } else {
+        _mm256_mask_storeu_epi16(product.result + to, there, (__m256i)_mm512_cvtneps_pbh(sum));
+      }
     }
   }
 }

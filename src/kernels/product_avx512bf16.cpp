@@ -36,12 +36,14 @@ struct WholeLanes {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }
   static void store(std::uint16_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
+  static void store(float* to, __m512 value) { _mm512_storeu_ps(to, value); }
 };
 struct FirstLanes {
   __mmask16 there;
   [[nodiscard]] __m512i load(const std::uint16_t* from) const { return _mm512_maskz_loadu_epi32(there, from); }
   [[nodiscard]] __m256i load16(const std::uint16_t* from) const { return _mm256_maskz_loadu_epi16(there, from); }
   void store(std::uint16_t* to, __m256i value) const { _mm256_mask_storeu_epi16(to, there, value); }
+  void store(float* to, __m512 value) const { _mm512_mask_storeu_ps(to, there, value); }
 };
 
 // Adds a part's products to the sums. `last` loads the last of the columns.
@@ -87,9 +89,15 @@ void finish(const PanelProduct& product, std::size_t row, Last last, const RowSu
     for (std::size_t i = 0; i < rows; ++i) {
       if (product.row_bias != nullptr) bias = f32_in_all_lanes(product.row_bias[row + i]);
       const __m512 sum = product.has_bias() ? _mm512_add_ps(sums[i][j], bias) : sums[i][j];
-      const auto rounded = (__m256i)_mm512_cvtneps_pbh(sum);
-      std::uint16_t* to = product.result + (row + i) * product.result_step + j * lanes;
-      is_last ? last.store(to, rounded) : WholeLanes::store(to, rounded);
+      const auto store = [&](auto* to, auto value) {
+        to += (row + i) * product.result_step + j * lanes;
+        is_last ? last.store(to, value) : WholeLanes::store(to, value);
+      };
+      if (product.sums != nullptr) {
+        store(product.sums, sum);
+      } else {
+        store(product.result, (__m256i)_mm512_cvtneps_pbh(sum));
+      }
     }
   }
 }
@@ -276,7 +284,7 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
   }
   PanelProduct part = product;
   if (part.column_bias != nullptr) part.column_bias += column;
-  part.result += column;
+  product.sums == nullptr ? void(part.result += column) : void(part.sums += column);
   finish<rows, 1>(part, row, FirstLanes{lanes32(count)}, total);
 }
 

@@ -291,12 +291,19 @@ struct FusedProduct {
     const std::size_t all = part.panels * width;
     const std::size_t there = product.outer - part.column;
     const std::size_t columns = there < all ? there : all;
-    if (product.bias != nullptr) part.widen(at(product.bias, part.column), bias, columns);
+    if (product.bias != nullptr && product.float32_result) {
+      __builtin_memcpy(bias, static_cast<const float*>(product.bias) + part.column, columns * sizeof *bias);
+    } else if (product.bias != nullptr) {
+      part.widen(at(product.bias, part.column), bias, columns);
+    }
     for (std::size_t i = 0; i < part.rows; ++i, sums += all) {
       for (std::size_t j = 0; product.bias != nullptr && j < columns; ++j) sums[j] += bias[j];
-      part.narrow(sums,
-                  static_cast<std::uint16_t*>(product.result) + (part.row + i) * product.result_step + part.column,
-                  columns);
+      const std::size_t to = (part.row + i) * product.result_step + part.column;
+      if (product.float32_result) {
+        __builtin_memcpy(static_cast<float*>(product.result) + to, sums, columns * sizeof *sums);
+      } else {
+        part.narrow(sums, static_cast<std::uint16_t*>(product.result) + to, columns);
+      }
     }
   }
 };

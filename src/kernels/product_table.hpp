@@ -55,6 +55,7 @@ struct PanelProduct {
   const std::uint16_t* row_bias;     // one number for each row; may be null
   const std::uint16_t* column_bias;  // one number for each column; may be null
   std::uint16_t* result;
+  float* sums;  // if not null, the result in float32, in place of `result`
   std::size_t result_step;
 
   [[nodiscard]] bool has_bias() const { return row_bias != nullptr || column_bias != nullptr; }

@@ -179,7 +179,7 @@ template <typename Facts>
   // The surroundings of the call.
   if (facts.is_decided_elsewhere()) return by(Way::leave_to_outer);
   if (const std::optional<Reason> place = facts.place()) return leave(*place);
-  const bool lowers_by_list = plan.decision.reason == Reason::list && is_lower(plan.to);
+  const bool lowers_by_list = is_by_list(plan.decision.reason) && is_lower(plan.to);
   if (lowers_by_list && facts.caller_is_exact()) {
     plan.decision = {Precision::unchanged, Reason::library};
     return by(Way::unlisted_rule);

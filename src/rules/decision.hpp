@@ -31,6 +31,8 @@ enum ReasonFlag : unsigned {
 // - when it applies, for docs/log.md.
 #define HABANA_MP_REASONS(REASON)                                                                                      \
   REASON(list, "rule 1", none, "", "in the list", "the operation is in one of the two lists")                          \
+  REASON(float32_result, "rule 1", none, "", "in the list, with a float32 result",                                     \
+         "the line ends in `-> fp32`: the operands are lowered, the result is the float32 sum of their products")      \
   REASON(widest, "rule 2", none, "", "widest input",                                                                   \
          "its inputs must agree, and the widest precision among them was taken")                                       \
   REASON(in_place, "rule 3", none, "", "in-place target keeps its precision",                                          \
@@ -110,6 +112,9 @@ constexpr const ReasonRow& row_of(Reason reason) noexcept { return reasons[stati
 constexpr const char* describe(Reason reason) noexcept { return row_of(reason).description; }
 
 constexpr bool has(Reason reason, unsigned flag) noexcept { return (row_of(reason).flags & flag) != 0; }
+
+// True if a line of a list decides.
+constexpr bool is_by_list(Reason reason) noexcept { return reason == Reason::list || reason == Reason::float32_result; }
 
 struct Decision {
   Precision precision;

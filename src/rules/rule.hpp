@@ -33,8 +33,8 @@ enum class Action : std::uint8_t {
   TRAIT(is_elementwise)                                                                                             \
   /* It adds up products. Kernels for sparse tensors add up in the lower precision, if they support it. */          \
   TRAIT(is_product)                                                                                                 \
-  /* The lists do not apply to products of three terms without a weight in the forward of a module: these rotate    \
-     points. */                                                                                                     \
+  /* Of a product in lower precision only the operands are rounded: its result is in float32. */                    \
+  TRAIT(float32_result)                                                                                             \
   /* The list applies only to the matrix products that torch makes inside. Everything else stays in its precision,  \
      including the state that a recurrent layer passes from step to step. */                                        \
   TRAIT(products_inside)                                                                                            \

@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import mmap
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,8 +49,15 @@ def floats_of(bits: Bits, is_float16: bool) -> Floats:
 
 
 def by_hand(
-    x: Bits, weight: Bits, bias: Bits | None, path: str, is_float16: bool, *, inner_first: bool = False
-) -> Bits:
+    x: Bits,
+    weight: Bits,
+    bias: Bits | Floats | None,
+    path: str,
+    is_float16: bool,
+    *,
+    inner_first: bool = False,
+    float32_result: bool = False,
+) -> Bits | Floats:
     rows, inner = x.shape
     left, right = (floats_of(one, is_float16).astype(np.float64) for one in (x, weight))
     nothing = np.zeros((rows, weight.shape[0]), np.float32)
@@ -74,8 +82,8 @@ def by_hand(
         else:
             total = (total + summed(range(begin, end, 2))) + summed(range(begin + 1, end, 2))
     if bias is not None:
-        total = total + floats_of(bias, is_float16)
-    return bits_of(total, is_float16)
+        total = total + (bias if float32_result else floats_of(bias, is_float16))
+    return total if float32_result else bits_of(total, is_float16)
 
 
 def noise(rng: np.random.Generator, is_float16: bool, *shape: int) -> Bits:
@@ -93,17 +101,18 @@ def spread(values: Bits, gap: int) -> Bits:
 def multiplied(
     x: Bits,
     weight: Bits,
-    bias: Bits | None,
+    bias: Bits | Floats | None,
     path: str,
     is_float16: bool,
     *,
     inner_first: bool = False,
     threads: int = 1,
     gaps: tuple[int, int] = (0, 0),
-) -> Bits:
+    float32_result: bool = False,
+) -> Any:
     """With memory around the result that must stay what it is, and with gaps between the rows of input and weight."""
     rows, outer = x.shape[0], weight.shape[0]
-    memory = np.full(rows * outer + 64, 0x1234, np.uint16)
+    memory = np.full(rows * outer + 64, 0x1234, np.float32 if float32_result else np.uint16)
     result = memory[32 : 32 + rows * outer].reshape(rows, outer)
     given = spread(weight.T if inner_first else weight, gaps[1])
     _core.kernels_multiply(spread(x, gaps[0]), given, bias, result, path, is_float16, threads, inner_first)
@@ -124,6 +133,7 @@ OUTER = [*range(1, 18), 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
     outer=st.sampled_from(OUTER),
     inner=st.integers(1, 140) | st.sampled_from([255, 256, 257, 511, 512, 513, 770, 1030]),
     has_bias=st.booleans(),
+    float32_result=st.booleans(),
     gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     seed=st.integers(0, 1 << 20),
 )
@@ -135,14 +145,18 @@ def test_any_shape_gives_the_bits_of_a_plain_loop(
     outer: int,
     inner: int,
     has_bias: bool,
+    float32_result: bool,
     gaps: tuple[int, int],
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     x, weight = noise(rng, is_float16, rows, inner), noise(rng, is_float16, outer, inner)
-    bias = noise(rng, is_float16, outer) if has_bias else None
-    ours = multiplied(x, weight, bias, path, is_float16, inner_first=inner_first, gaps=gaps)
-    assert np.array_equal(ours, by_hand(x, weight, bias, path, is_float16, inner_first=inner_first))
+    bias: Bits | Floats | None = noise(rng, is_float16, outer) if has_bias else None
+    if bias is not None and float32_result:
+        bias = rng.standard_normal(outer).astype(np.float32)
+    way: Any = {"inner_first": inner_first, "float32_result": float32_result}
+    ours = multiplied(x, weight, bias, path, is_float16, gaps=gaps, **way)
+    assert np.array_equal(ours, by_hand(x, weight, bias, path, is_float16, **way))
 
 
 @in_each_way
@@ -241,14 +255,14 @@ def test_denormals_count_unless_the_processor_s_instruction_ignores_them(
     assert (ours == (0 if ignores else 0x0040)).all()
 
 
-def at_the_end_of_memory(*shape: int) -> Bits:
+def at_the_end_of_memory(*shape: int, dtype: Any = np.uint16) -> NDArray[Any]:
     """An array of ones whose last element is followed by a page that nothing may read."""
-    size = int(np.prod(shape)) * 2
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     pages = -(-size // mmap.PAGESIZE) + 1
     memory = mmap.mmap(-1, pages * mmap.PAGESIZE)
     guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + (pages - 1) * mmap.PAGESIZE
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), mmap.PAGESIZE, 0) == 0
-    array = np.frombuffer(memory, np.uint16, size // 2, (pages - 1) * mmap.PAGESIZE - size).reshape(shape)
+    array = np.frombuffer(memory, dtype, int(np.prod(shape)), (pages - 1) * mmap.PAGESIZE - size).reshape(shape)
     array[:] = 0x3F80
     return array
 
@@ -258,10 +272,10 @@ def at_the_end_of_memory(*shape: int) -> Bits:
 @each("rows", [1, 5, 9, 17, 40])
 def test_nothing_is_read_or_written_behind_an_array(path: str, is_float16: bool, inner_first: bool, rows: int) -> None:
     for inner, outer in itertools.product((1, 3, 16, 33, 63, 257, 513), (1, 3, 8, 17, 33, 65)):
-        x, bias = at_the_end_of_memory(rows, inner), at_the_end_of_memory(outer)
-        weight = at_the_end_of_memory(*((inner, outer) if inner_first else (outer, inner)))
-        result = at_the_end_of_memory(rows, outer)
-        _core.kernels_multiply(x, weight, bias, result, path, is_float16, 1, inner_first)
+        x, weight = (at_the_end_of_memory(*one) for one in ((rows, inner), (outer, inner)[:: -1 if inner_first else 1]))
+        for dtype in (np.uint16, np.float32):
+            bias, result = (at_the_end_of_memory(*shape, dtype=dtype) for shape in ((outer,), (rows, outer)))
+            _core.kernels_multiply(x, weight, bias, result, path, is_float16, 1, inner_first)
 
 
 def test_arrays_that_do_not_fit_together_are_refused() -> None:
@@ -289,5 +303,5 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
         _core.kernels_multiply(x, weight, None, result, path, inner_first=True)
     with pytest.raises(ValueError, match="for input and result"):
         _core.kernels_multiply(x, np.ascontiguousarray(weight.T), None, result, path)
-    with pytest.raises(TypeError):  # a copy of it would be filled
+    with pytest.raises(ValueError, match="must hold"):
         _core.kernels_multiply(x, weight, None, result.astype(np.int64), path)

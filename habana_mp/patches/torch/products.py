@@ -1,9 +1,13 @@
-"""Products in lower precision that autograd tracks, on processors without instructions for that precision.
+"""Products in lower precision that autograd tracks: on processors without instructions for that precision, and those
+with a float32 result.
 
 A product is one thing on every processor: the operands are rounded, the products are summed in float32, and the sum is
 rounded once. So the functions here compute in float32 with the rounded operands, in the forward and in the backward.
 They save the operands in their lower precision. A call that they do not take is computed by torch's own function in
 float32, from operands that autograd casts (``compute_in_float32`` in src/engine/products.cpp).
+
+A float32 result (`linear -> fp32`) is the sum without its rounding. Its gradient is rounded once; each operand's
+gradient is a sum of products with it, in the precision that the operand was given in.
 """
 
 from __future__ import annotations
@@ -50,37 +54,141 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return result
 
 
-def product_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns the product of rows and a weight [outer][inner]."""
+def product_of_rows(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Returns the product of rows and a weight [outer][inner]: in the operands' precision, or with a bias in float32 in
+    float32."""
     multiply = getattr(_core, "multiply", None)
+    is_float32 = dtype is torch.float32
     # A backward that is differentiated takes functions that autograd knows.
-    made: Tensor | None = None if multiply is None or torch.is_grad_enabled() else multiply(input, weight, bias)
+    made: Tensor | None = None
+    if multiply is not None and not torch.is_grad_enabled():
+        made = multiply(input, weight, bias, is_float32)
     if made is None:
-        made = _linear(input.float(), weight.float(), _float(bias)).to(input.dtype)
+        made = _linear(input.float(), weight.float(), _float(bias)).to(input.dtype if dtype is None else dtype)
     return made
 
 
 class _Rows(Function):
-    """A product of rows and a weight, as of ``linear``. An operand is saved if the other one needs a gradient."""
+    """A product of rows and a weight, as of ``linear``. An operand is saved if the other one needs a gradient.
+
+    For a float32 result, ``given`` are the input and the weight before their casts, which have the gradients.
+    """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        of_input, of_weight, _ = ctx.needs_input_grad
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *given: Tensor) -> Tensor:
+        of_input, of_weight = ctx.needs_input_grad[3:] or ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
-        return product_of_rows(input, weight, bias)
+        ctx.lower, ctx.dtypes = input.dtype, [one.dtype for one in given or (input, weight)]
+        return product_of_rows(input, weight, _float(bias) if given else bias, torch.float32 if given else None)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        outputs = gradient.reshape(-1, gradient.shape[-1])
+        rounded = gradient.to(ctx.lower)
         of_input = of_weight = of_bias = None
         if weight is not None:
-            of_input = product_of_rows(gradient, weight.t())
+            of_input = product_of_rows(rounded, weight.t(), None, ctx.dtypes[0])
         if input is not None:
-            of_weight = product_of_rows(outputs.t().contiguous(), input.reshape(-1, input.shape[-1]).t())
+            outputs = rounded.reshape(-1, rounded.shape[-1])
+            inputs = input.reshape(-1, input.shape[-1])
+            of_weight = product_of_rows(outputs.t().contiguous(), inputs.t(), None, ctx.dtypes[1])
         if ctx.needs_input_grad[2]:
-            of_bias = outputs.sum(0, dtype=torch.float32).to(gradient.dtype)
-        return of_input, of_weight, of_bias
+            of_bias = rounded.reshape(-1, rounded.shape[-1]).sum(0, dtype=torch.float32).to(gradient.dtype)
+        gradients = of_input, of_weight, of_bias
+        return gradients if len(ctx.needs_input_grad) == 3 else (None, None, of_bias, of_input, of_weight)
+
+
+class _Widened(Function):
+    """An operand in float32, made of its cast, with the gradient of the tensor before the cast."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cast: Tensor, given: Tensor, is_compiled: bool) -> Tensor:
+        return _in_float32(cast, is_compiled)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.dtype = inputs[1].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, gradient.to(ctx.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, of_cast: Tensor | None, of_given: Tensor, _: None) -> Tensor:
+        return of_given.float()
+
+
+class _RoundedGradient(Function):
+    """A tensor as it is, whose gradient is rounded to a dtype."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, dtype: torch.dtype, is_compiled: bool) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.dtype, ctx.is_compiled = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _in_float32(gradient.to(ctx.dtype), ctx.is_compiled), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+def widened(operands: tuple[Any, ...], given: tuple[Any, ...], is_traced: bool) -> tuple[Any, ...]:
+    """Returns the operands of a product in float32. Their gradients go to the arguments as they were given."""
+    is_compiled = is_traced and _is_compiled()
+    return tuple(_widened(one, before, is_compiled) for one, before in zip(operands, given, strict=True))
+
+
+def _widened(operand: Any, given: Any, is_compiled: bool) -> Any:
+    if isinstance(operand, (list, tuple)):
+        return type(operand)([_widened(one, its, is_compiled) for one, its in zip(operand, given, strict=True)])
+    if not isinstance(operand, Tensor) or operand.dtype not in (torch.bfloat16, torch.float16):
+        return operand
+    if given.requires_grad and torch.is_grad_enabled():
+        return _apply(_Widened, operand, given, is_compiled)
+    return _in_float32(operand, is_compiled)
+
+
+def _in_float32(tensor: Tensor, is_compiled: bool) -> Tensor:
+    made: Tensor = _operator()(tensor) if is_compiled else tensor.float()
+    return made
+
+
+_libraries: list[Any] = []
+
+
+def _operator() -> Any:
+    """Returns `habana_mp::widened`. Inductor leaves out casts to a lower precision and back, and knows no other name of
+    the second one."""
+    if not _libraries:
+        make_library: Any = torch.library.Library
+        _libraries.append(make_library("habana_mp", "FRAGMENT"))
+        _libraries[0].define("widened(Tensor value) -> Tensor")
+        _libraries[0].impl("widened", Tensor.float, "CompositeExplicitAutograd")
+    return torch.ops.habana_mp.widened.default
+
+
+def _is_compiled() -> bool:
+    """True while torch.compile traces, and not an export: its graphs run without this package."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -> Tensor:
+    """Returns the result of a product, so that its gradient is rounded once."""
+    if not result.requires_grad:
+        return result
+    return _apply(_RoundedGradient, result, dtype, is_traced and _is_compiled())
 
 
 def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
@@ -140,41 +248,57 @@ def _are_alike(tensors: Sequence[Any], dimensions: Sequence[int]) -> bool:
     )
 
 
-def _call_linear(_: Any, arguments: tuple[Any, ...]) -> Any:
+def _call_linear(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
     input, weight, bias = (*arguments, None)[:3]
     if not isinstance(input, Tensor) or input.dim() < 2 or not _are_alike((input, weight), (input.dim(), 2)):
         return NotImplemented
-    if bias is not None and not _are_alike((input, bias), (input.dim(), 1)):
+    if not _is_bias(bias, weight.shape[0], input.dtype if given is None else None):
         return NotImplemented
-    return _apply(_Rows, input, weight, bias)
+    return _apply(_Rows, input, weight, bias, *(given or ())[:2])
 
 
-def _call_addmm(_: Any, arguments: tuple[Any, ...]) -> Any:
-    if len(arguments) != 3 or not _are_alike(arguments, (1, 2, 2)) or len(arguments[0]) != arguments[2].shape[1]:
+def _is_bias(bias: Any, length: int, dtype: torch.dtype | None) -> bool:
+    """True for None, or one number for each column; if ``dtype`` is None, in float32 or in lower precision."""
+    if bias is None:
+        return True
+    dtypes = (torch.float32, torch.bfloat16, torch.float16) if dtype is None else (dtype,)
+    return isinstance(bias, Tensor) and bias.shape == (length,) and bias.dtype in dtypes
+
+
+def _call_addmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
+    if len(arguments) != 3 or not _are_alike(arguments[1:], (2, 2)):
         return NotImplemented
     bias, input, weight = arguments
-    return _apply(_Rows, input, weight.t(), bias)
+    if bias is None or not _is_bias(bias, weight.shape[1], input.dtype if given is None else None):
+        return NotImplemented
+    return _apply(_Rows, input, weight.t(), bias, *((given[1], given[2].t()) if given else ()))
 
 
-def _call_mm(_: Any, arguments: tuple[Any, ...]) -> Any:
+def _call_mm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
     if len(arguments) != 2 or not _are_alike(arguments, (2, 2)):
         return NotImplemented
-    return _apply(_Rows, arguments[0], arguments[1].t(), None)
+    return _rows_of_matrix(arguments, given)
 
 
-def _call_bmm(_: Any, arguments: tuple[Any, ...]) -> Any:
-    if len(arguments) != 2 or not _are_alike(arguments, (3, 3)) or len(arguments[0]) != len(arguments[1]):
+def _rows_of_matrix(arguments: tuple[Tensor, Tensor], given: tuple[Any, ...] | None) -> Tensor:
+    return _apply(_Rows, arguments[0], arguments[1].t(), None, *((given[0], given[1].t()) if given else ()))
+
+
+def _call_bmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
+    if given or len(arguments) != 2 or not _are_alike(arguments, (3, 3)) or len(arguments[0]) != len(arguments[1]):
         return NotImplemented
     return _apply(_Batches, *arguments)
 
 
-def _call_matmul(_: Any, arguments: tuple[Any, ...]) -> Any:
+def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
     if len(arguments) != 2 or not all(isinstance(one, Tensor) and one.dim() > 1 for one in arguments):
         return NotImplemented
     input, other = arguments
     if not _are_alike(arguments, (input.dim(), other.dim())):
         return NotImplemented
-    return _apply(_Rows, input, other.t(), None) if other.dim() == 2 else _apply(_Batches, input, other)
+    if other.dim() == 2:
+        return _rows_of_matrix(arguments, given)
+    return NotImplemented if given else _apply(_Batches, input, other)
 
 
 def _for_each(value: Any, dimensions: int) -> list[int]:
@@ -186,12 +310,12 @@ def _for_each(value: Any, dimensions: int) -> list[int]:
 _OPTIONS = {"convolution": (1, 0, 1, 1), "transposed": (1, 0, 0, 1, 1)}
 
 
-def _call_convolution(called: Any, arguments: tuple[Any, ...]) -> Any:
-    return _convolved(called, arguments, _OPTIONS["convolution"], _convolutions)
+def _call_convolution(called: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
+    return NotImplemented if given else _convolved(called, arguments, _OPTIONS["convolution"], _convolutions)
 
 
-def _call_transposed_convolution(called: Any, arguments: tuple[Any, ...]) -> Any:
-    return _convolved(called, arguments, _OPTIONS["transposed"], _transposed_convolutions)
+def _call_transposed_convolution(called: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
+    return NotImplemented if given else _convolved(called, arguments, _OPTIONS["transposed"], _transposed_convolutions)
 
 
 def _convolved(called: Any, arguments: tuple[Any, ...], defaults: tuple[int, ...], functions: dict[Any, Any]) -> Any:
@@ -227,7 +351,13 @@ class Products(Patch):
     """Sets how products in lower precision are computed on this processor."""
 
     def install(self, settings: Settings) -> None:
-        _core.set_products(multiplies_bf16=multiplies_bfloat16(), multiplies_f16=multiplies_float16(), tracked=_TRACKED)
+        _core.set_products(
+            multiplies_bf16=multiplies_bfloat16(),
+            multiplies_f16=multiplies_float16(),
+            tracked=_TRACKED,
+            widened=widened,
+            with_rounded_gradient=with_rounded_gradient,
+        )
 
     def uninstall(self) -> None:
         """Leaves the settings: without rules no call reads them."""

@@ -19,7 +19,7 @@ function detailsOf(report, row) {
   const items = pairs
     .filter(([, value]) => value !== null)
     .map(([name, value]) => described(name, ...[value].flat()));
-  return [element("h3", {}, row.operation, " ", precisionBadge(row.precision)), element("dl", {}, ...items)];
+  return [element("h3", {}, row.operation, " ", precisionBadge(row)), element("dl", {}, ...items)];
 }
 
 function castsInWords(row) {
@@ -30,6 +30,6 @@ function shareOfTime(report, row) {
   return report.totals.seconds > 0 ? ` (${percent(row.seconds / report.totals.seconds)})` : "";
 }
 
-function precisionBadge(precision) {
-  return element("span", { class: `badge ${precisionClass(precision)}` }, precision);
+function precisionBadge(row) {
+  return element("span", { class: `badge ${precisionClass(row.precision)}` }, row.ran_in);
 }

@@ -17,7 +17,7 @@ function numbers(name, title, width, shown = count, hint = null) {
 const COLUMNS = [
   numbers("order", "#", 46, String, "order of the first call"),
   words("operation", "operation", 134, (row) => row.operation),
-  words("precision", "precision", 86, (row) => row.precision, (row) => precisionBadge(row.precision)),
+  words("precision", "precision", 86, (row) => row.precision, precisionBadge),
   words("reason", "reason", 124, (row) => row.why),
   words("phase", "phase", 72, (row) => row.phase),
   words("module", "module", 164, (row) => row.module, (row) => endOf(row.module)),

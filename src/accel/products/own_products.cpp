@@ -95,18 +95,20 @@ std::optional<Product> product_of(const ProductCall& call, Kind kind) {
   if (product.rows == 0 || product.inner == 0 || product.outer == 0) return std::nullopt;
   if (call.bias != Py_None) {
     DLTensor bias;
-    if (!view_operand(call.bias, kind, bias) || bias.ndim != 1 || !host::is_contiguous(bias) ||
-        static_cast<std::size_t>(bias.shape[0]) != product.outer) {
+    if (!view_operand(call.bias, call.float32_result ? Kind::f32 : kind, bias) || bias.ndim != 1 ||
+        !host::is_contiguous(bias) || static_cast<std::size_t>(bias.shape[0]) != product.outer) {
       return std::nullopt;
     }
     product.bias = values_of(bias);
   }
+  product.float32_result = call.float32_result;
   product.result_step = product.outer;
   return product;
 }
 
 bool is_worth_multiplying(const Product& product) {
-  return product.rows <= kernels::most_rows(product.kind) || product.outer * product.inner <= small_weight;
+  return product.float32_result || product.rows <= kernels::most_rows(product.kind) ||
+         product.outer * product.inner <= small_weight;
 }
 
 // Multiplies rows that are stored as the kernels take them.
@@ -117,9 +119,10 @@ Owned multiply_rows(const ProductCall& call, Kind kind, const Product& first) {
   std::copy_n(view.shape, view.ndim, sizes.begin());
   const auto dimensions = static_cast<std::size_t>(view.ndim);
   sizes[dimensions - 1] = static_cast<std::int64_t>(first.outer);
-  Owned made = host::new_empty(call.input, std::span(sizes).first(dimensions));
+  const Kind of_result = call.float32_result ? Kind::f32 : kind;
+  Owned made = host::new_empty(call.input, std::span(sizes).first(dimensions), of_result);
   DLTensor result;
-  if (!made || !view_operand(made.get(), kind, result) || !host::is_contiguous(result)) return nullptr;
+  if (!made || !view_operand(made.get(), of_result, result) || !host::is_contiguous(result)) return nullptr;
   // Other code may have run meanwhile, so all is read from here on.
   std::optional<Product> product = product_of(call, kind);
   if (!product || product->rows != first.rows || product->outer != first.outer) return nullptr;

@@ -11,13 +11,15 @@
 
 namespace habana_mp::accel {
 
-// A product of rows and a matrix. All tensors are in one lower precision.
+// A product of rows and a matrix. All tensors are in one lower precision; with `float32_result` the bias may be in
+// float32.
 struct ProductCall {
   PyObject* input;
   PyObject* weight;
   PyObject* bias = Py_None;
   bool is_linear = false;     // the weight is [outer][inner], as for F.linear, not [inner][outer]
   bool wants_matrix = false;  // the input must have two dimensions
+  bool float32_result = false;
 };
 
 // Returns the product. Returns null if our kernels do not compute such a call, or are slower there; an exception is set

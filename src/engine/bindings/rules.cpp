@@ -47,6 +47,7 @@ Kind precision_of(const std::string& name) {
 rules::Reason reason_of(rules::Action action, const std::string& why) {
   if (why == "no_kernel") return rules::Reason::no_kernel;
   if (why == "parts") return rules::Reason::parts;
+  if (why == "float32_result") return rules::Reason::float32_result;
   if (!why.empty()) throw std::invalid_argument("unknown reason: " + why);
   switch (action) {
     case rules::Action::widest:
@@ -172,14 +173,20 @@ void register_rules(py::module_& module) {
            py::arg("product_form") = "");
   module.def(
       "set_products",
-      [](bool multiplies_bf16, bool multiplies_f16, const std::map<std::string, py::object>& tracked) {
-        engine::ProductSettings wanted{multiplies_bf16, multiplies_f16, {}};
+      [](bool multiplies_bf16, bool multiplies_f16, const std::map<std::string, py::object>& tracked,
+         const py::object& widened, const py::object& with_rounded_gradient) {
+        engine::ProductSettings wanted{multiplies_bf16,
+                                       multiplies_f16,
+                                       {},
+                                       Owned::borrowed(widened.ptr()),
+                                       Owned::borrowed(with_rounded_gradient.ptr())};
         for (const auto& [form, function] : tracked) {
           wanted.tracked[static_cast<std::size_t>(form_named(form))] = Owned::borrowed(function.ptr());
         }
         const engine::ProductSettings former = std::exchange(*engine::product_settings, std::move(wanted));
       },
-      py::arg("multiplies_bf16"), py::arg("multiplies_f16"), py::arg("tracked"));
+      py::arg("multiplies_bf16"), py::arg("multiplies_f16"), py::arg("tracked"), py::arg("widened"),
+      py::arg("with_rounded_gradient"));
   py::tuple names(std::size(traits));
   for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].name);
   module.attr("traits") = names;
