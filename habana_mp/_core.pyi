@@ -167,6 +167,21 @@ def wait_for_modules(call_impl: Any, answering: Any, modules: list[Any] | None) 
     function with the code that it had."""
 
 def stop_waiting_for_modules() -> None: ...
+def convert_model_results(
+    call_impl: Any, answering: Any, dtype: torch.dtype, convert: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> None:
+    """Makes tensors of this dtype float32 when the outermost module returns them. ``convert`` does so for results and
+    arguments that are no tensors: it takes the result and the arguments."""
+
+def stop_converting_model_results() -> None: ...
+def count_model_results(tensors: int, bytes: int) -> None: ...
+def model_results() -> tuple[int, int]:
+    """Returns the number of tensors that were converted so far, and the bytes of the new ones."""
+
+def in_model() -> bool:
+    """True in a call of an outermost module whose results are converted."""
+
+def exchange_in_model(in_model: bool) -> bool: ...
 def follow_modules(call_impl: Any, answering: Any, /) -> None:
     """Makes the watch record which module's forward runs."""
 
@@ -459,6 +474,10 @@ class TracedCall:
     @property
     def region(self) -> int:
         """The number of the region in which the call runs, or -1 if it is the current one."""
+
+    @property
+    def is_outermost(self) -> bool:
+        """True if what the call returns is converted."""
 
 def region_is_put_in(number: int) -> bool:
     """True if everything that the region needs is covered."""

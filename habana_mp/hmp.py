@@ -29,7 +29,7 @@ from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
-from habana_mp.policy.presets import EVERYWHERE, preset_named, with_own
+from habana_mp.policy.presets import Preset, preset_named, with_own
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.reporting import counting
 from habana_mp.reporting.comparison import Comparison, compare
@@ -133,8 +133,12 @@ def convert(options: Options) -> None:
         watched_calls.check()
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
     with locks.installation:
-        policy, within = _make_policy(level, options)
-        options = replace(options, within=options.within if options.within is not None else within)
+        policy, start = _make_policy(level, options)
+        options = replace(
+            options,
+            within=start.within if options.within is None else options.within,
+            results=start.results if options.results is None else options.results,
+        )
         lists = {"bf16_list": options.bf16_file_path, "fp32_list": options.fp32_file_path}
         described = {
             "opt_level": level,
@@ -142,6 +146,7 @@ def convert(options: Options) -> None:
             "preset": options.preset or ("hmp-default" if level == "O1" else None),
             **{name: os.fsdecode(path) if path else None for name, path in lists.items()},
             "within": options.within_in_words,
+            "results": options.results,
         }
         installation.check_alone()
         verbose = bool(options.isVerbose) or options.log is not None
@@ -166,22 +171,22 @@ def convert(options: Options) -> None:
             raise
 
 
-def _make_policy(level: str, options: Options) -> tuple[Policy, str]:
-    """Returns the policy, and where it lowers unless `within` says so."""
+def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
+    """Returns the policy, and the preset that says what the options leave to it."""
     lower_path, fp32_path, preset = options.bf16_file_path, options.fp32_file_path, options.preset
     given = given_rules(options.rules, options.lower)
     exact = exact_code(options.exact)
     if level == "O1":
         start = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(start, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
-        return replace(policy_from_lists(lists, options.lower, own, given=given), exact=exact), start.within
+        return replace(policy_from_lists(lists, options.lower, own, given=given), exact=exact), start
     given_as = f"{LEVEL_VARIABLE}=O0" if level_of_environment() else f'opt_level="{level}"'
     if options.rules and level == "O0":
         warn(f"the rules are ignored: {given_as} casts nothing")
     if lower_path or fp32_path or preset:
         warn(f"the lists are ignored: {given_as} does not use them")
     policy = policy_o2(options.lower, given) if level == "O2" else Policy(lower=options.lower)
-    return replace(policy, exact=exact), EVERYWHERE
+    return replace(policy, exact=exact), Preset("", "")
 
 
 @refused_in_graphs

@@ -25,6 +25,7 @@ from habana_mp.patches.torch.exchanged_functions import exchanged_functions
 from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
 from habana_mp.patches.torch.memory import Memory
+from habana_mp.patches.torch.model_results import ModelResults
 from habana_mp.patches.torch.module_calls import ModuleCalls
 from habana_mp.patches.torch.numbers_on_devices import NumbersOnDevices
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
@@ -40,6 +41,7 @@ def all_patches() -> tuple[Patch, ...]:
     return (
         nothing_compiled,  # first, because later patches may use it
         ModuleCalls(),
+        ModelResults(),
         RecognisedCode(),
         Constructors(),
         *map(DistributedCode, DISTRIBUTED),

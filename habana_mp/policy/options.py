@@ -18,7 +18,7 @@ from habana_mp.common.errors import warn
 from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.presets import EVERYWHERE, MODULES, presets
+from habana_mp.policy.presets import AS_COMPUTED, EVERYWHERE, FP32, MODULES, presets
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -113,6 +113,12 @@ def _within(name: str, given: Any) -> Within:
         what = f'None, "{MODULES}", "{EVERYWHERE}", a module or a list of modules'
         raise ValueError(f"`{name}` must be {what}; got {type(wrong).__name__}: {wrong!r}")
     return modules
+
+
+def _results(name: str, given: object) -> str | None:
+    if given is None or (isinstance(given, str) and given in (FP32, AS_COMPUTED)):
+        return given
+    raise ValueError(f'`{name}` must be None, "{FP32}" or "{AS_COMPUTED}"; got {given!r}')
 
 
 def checked_detail(name: str, given: object) -> Detail:
@@ -265,6 +271,22 @@ class Options:
             help="lower only while the forward of some module runs, or everywhere; the preset decides by default",
         ),
     )
+    results: str | None = _option(
+        None,
+        'The precision of what leaves a model. ``"fp32"``: when the outermost module returns, its tensors in lower '
+        "precision become float32, unless an argument or a Parameter that was used is in lower precision. "
+        '``"as computed"``: they stay as they are. None: the preset decides; ``"recommended"`` gives float32, all '
+        "others as computed.",
+        _results,
+        more="rules.md#what-leaves-a-model-results",
+        flag=_flag(
+            "--results",
+            "run",
+            "diagnose",
+            choices=[FP32, AS_COMPUTED],
+            help="the precision of what leaves a model; the preset decides by default",
+        ),
+    )
     rules: Mapping[str, str | torch.dtype] | None = _option(
         None,
         'Lines of lists, with ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"lower"`` (``dtype``) for each: '
@@ -359,7 +381,17 @@ class Options:
     @property
     def lower(self) -> str:
         """The name of the lower precision."""
-        return PRECISIONS[lower_dtype("dtype", self.dtype)]
+        return PRECISIONS[self.lower_dtype]
+
+    @property
+    def lower_dtype(self) -> torch.dtype:
+        """The lower precision."""
+        return lower_dtype("dtype", self.dtype)
+
+    @property
+    def results_in_float32(self) -> bool:
+        """True if what leaves a model becomes float32."""
+        return self.results == FP32
 
     @property
     def lowers_everywhere(self) -> bool:

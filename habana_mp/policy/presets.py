@@ -18,6 +18,7 @@ from habana_mp.policy.lists import DIRECTORY, Listed, parse_line, read_list
 
 #: The code in which lists may lower.
 MODULES, EVERYWHERE = "modules", "everywhere"
+FP32, AS_COMPUTED = "fp32", "as computed"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Preset:
     """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
     within: str = EVERYWHERE
     """The code in which its lists lower unless ``convert`` says so: ``"modules"`` or ``"everywhere"``."""
+    results: str = AS_COMPUTED
+    """The precision of what leaves a model unless ``convert`` says so: ``"fp32"`` or ``"as computed"``."""
 
 
 #: Folder names that say nothing about the model.
@@ -79,6 +82,7 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
         **lists,
         of_autocast=content.get("of_autocast", False),
         within=content.get("within", EVERYWHERE),
+        results=content.get("results", AS_COMPUTED),
     )
 
 

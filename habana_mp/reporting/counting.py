@@ -109,6 +109,7 @@ def current() -> Report:
         environment=_environment(),
         ranges=shares_of_range(_core.guarded_largest()),
         guarded=dict(guard_texts.named),
+        results=_core.model_results(),
         is_live=True,
     )
 

@@ -41,6 +41,7 @@ def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
         modules=tuple(modules.values()),
         seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # in parallel
         ranges=_largest([report.ranges for report in reports]),
+        results=(sum(one.results[0] for one in reports), sum(one.results[1] for one in reports)),
         guarded=_with_all_ranks([report.guarded for report in reports]),
         ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
         is_live=False,

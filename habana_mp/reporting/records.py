@@ -228,6 +228,8 @@ class Records:
     ranges: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: What the guard named: the operation that made a value that is not finite, with its place, and the ranks.
     guarded: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    #: The tensors that left a model as float32 (`results="fp32"`), and their bytes.
+    results: tuple[int, int] = (0, 0)
     #: True if this process made it from its own calls.
     is_live: bool = field(default=False, compare=False)
 

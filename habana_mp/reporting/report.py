@@ -75,6 +75,7 @@ class Report(Records):
             "seconds": self.seconds,
             "ranks": self.ranks,
             "ranges": dict(self.ranges),
+            "results": list(self.results),
             "guarded": {text: list(ranks) for text, ranks in self.guarded.items()},
             "words": list(self.words),
             "totals": {
@@ -116,6 +117,7 @@ class Report(Records):
     @classmethod
     def _read(cls, content: Mapping[str, Any]) -> Report:
         names = {one.name for one in fields(Row)}
+        tensors, size = content.get("results", (0, 0))
         return cls(
             rows=tuple(
                 _checked(Row(**{name: value for name, value in row.items() if name in names}))
@@ -133,6 +135,7 @@ class Report(Records):
             seconds=content["seconds"],
             ranks=content["ranks"],
             ranges={str(name): float(share) for name, share in content.get("ranges", {}).items()},
+            results=(int(tensors), int(size)),
             guarded={str(text): tuple(map(int, ranks)) for text, ranks in content.get("guarded", {}).items()},
         )
 
@@ -191,6 +194,9 @@ class Report(Records):
         lines = [*self.words, *([""] if self.words and table else []), *table]
         if self.weights != KeptWeights():
             lines.append(str(self.weights))
+        if self.results[0]:
+            tensors, size = self.results
+            lines.append(f"results that left a model as float32: {tensors:,} ({size / 1e6:.3f} MB)")
         if self.ranges:
             lines.append(line_of_range(self.ranges))
         return "\n".join(lines)

@@ -5,6 +5,7 @@
 
 #include "engine/answers.hpp"
 #include "engine/attempt.hpp"
+#include "engine/model_results.hpp"
 #include "engine/originals.hpp"
 #include "engine/products.hpp"
 #include "engine/region.hpp"
@@ -131,6 +132,7 @@ Decision decision_to_report(Decision decision) {
   for (;;) {
     Reading reading(arguments.count());
     read(*rule, arguments, reading);
+    if (thread_state.in_model && (reading.present.kinds & lower_kinds) != 0) note_lower_parameters(arguments);
     const Facts facts{{target, *rule, arguments, reading}};
     const Plan plan = rules::decide(*rule, reading, facts);
     if (plan.leaves_numbers) [[unlikely]]

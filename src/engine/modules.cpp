@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/model_results.hpp"
 #include "engine/module_rules.hpp"
 #include "engine/region.hpp"
 #include "engine/state.hpp"
@@ -18,10 +19,11 @@ namespace {
 host::TappedFunction call_tap;
 bool any_module = false;
 std::vector<PyObject*> modules;  // sorted
-// The three reasons for a stub.
+// The four reasons for a stub.
 bool lists_wait_for_modules = false;
 bool rules_depend_on_modules = false;
 bool is_followed = false;
+bool results_are_converted = false;
 
 // Calls a module while these lists apply.
 PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -36,10 +38,8 @@ PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t 
   return result;
 }
 
-PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_apply_lists(values[0])) {
-    return call_tap.call(values, flagged_count, keywords);
-  }
+PyObject* call_where_lists_wait(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (!begins_to_apply_lists(values[0])) return call_tap.call(values, flagged_count, keywords);
   return call_under(rule_set_of_modules(), values, flagged_count, keywords);
 }
 
@@ -51,30 +51,38 @@ PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyOb
   return call_under(*rules, values, flagged_count, keywords);
 }
 
-PyObject* ruled_call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0) return call_tap.call(values, flagged_count, keywords);
+PyObject* call_in_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const std::unique_ptr<watch::ModuleCall> call = watch::enter_call(values[0]);
   if (!call) return nullptr;
   return call_by_rules(values, flagged_count, keywords);
 }
 
 // Like the other two. Also reports the running module to the watch.
-PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
-                                  PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0) return call_tap.call(values, flagged_count, keywords);
+PyObject* call_followed(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   std::unique_ptr<watch::ModuleCall> call = watch::module_begins(values[0]);
   if (!call) return nullptr;
   PyObject* result = rules_depend_on_modules ? call_by_rules(values, flagged_count, keywords)
-                                             : call_impl_stub(function, values, flagged_count, keywords);
+                                             : call_where_lists_wait(values, flagged_count, keywords);
   watch::module_ends(std::move(call));
   return result;
 }
 
-bool is_wanted() { return is_followed || lists_wait_for_modules || rules_depend_on_modules; }
+template <PyObject* (*call)(PyObject* const*, std::size_t, PyObject*)>
+PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  if (count == 0) return call_tap.call(values, flagged_count, keywords);
+  const ModelCall model(values[0]);
+  if (!model.is_outermost()) [[likely]]
+    return call(values, flagged_count, keywords);
+  return model.leave(call(values, flagged_count, keywords), {values, count, keywords});
+}
+
+bool is_wanted() { return is_followed || lists_wait_for_modules || rules_depend_on_modules || results_are_converted; }
 
 FromC<vectorcallfunc> wanted_stub() {
-  if (is_followed) return from_c<followed_call_impl_stub>;
-  return rules_depend_on_modules ? from_c<ruled_call_impl_stub> : from_c<call_impl_stub>;
+  if (is_followed) return from_c<call_impl_stub<call_followed>>;
+  return rules_depend_on_modules ? from_c<call_impl_stub<call_in_rules>>
+                                 : from_c<call_impl_stub<call_where_lists_wait>>;
 }
 
 void put_stub_in(PyObject* call_impl, PyObject* answering) {
@@ -133,6 +141,18 @@ bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* re
 void take_rules_out_of_modules() noexcept {
   if (std::exchange(rules_depend_on_modules, false)) keep_wanted_stub();
   set_module_rules(nullptr);
+}
+
+bool convert_model_results(PyObject* call_impl, PyObject* answering, Kind lower, PyObject* convert) {
+  if (!can_follow_modules(call_impl)) return false;
+  set_model_results(lower, convert);
+  if (!std::exchange(results_are_converted, true)) put_stub_in(call_impl, answering);
+  return true;
+}
+
+void stop_converting_model_results() noexcept {
+  if (std::exchange(results_are_converted, false)) keep_wanted_stub();
+  set_model_results(Kind::other, nullptr);
 }
 
 bool lists_wait_for_a_module() noexcept { return lists_wait_for_modules; }

@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "rules/kind.hpp"
+
 namespace habana_mp::engine {
 
 // True if calls of this function can be tapped. Otherwise a Python exception that gives the reason is set.
@@ -32,6 +34,11 @@ void stop_following_modules() noexcept;
 // that is impossible.
 bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver);
 void take_rules_out_of_modules() noexcept;
+
+// Makes what leaves a model float32, or no longer (model_results.hpp). False with a Python exception set if the
+// function's slot is not as expected.
+bool convert_model_results(PyObject* call_impl, PyObject* answering, Kind lower, PyObject* convert);
+void stop_converting_model_results() noexcept;
 
 // True after wait_for_modules.
 bool lists_wait_for_a_module() noexcept;

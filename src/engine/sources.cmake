@@ -17,6 +17,7 @@ target_sources(_core PRIVATE
   src/engine/facts.cpp
   src/engine/guarded_calls.cpp
   src/engine/known_tensors.cpp
+  src/engine/model_results.cpp
   src/engine/module_rules.cpp
   src/engine/modules.cpp
   src/engine/observer.cpp

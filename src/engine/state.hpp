@@ -41,6 +41,10 @@ struct ThreadState {
   // True in the first run, without autograd, of a block that a reentrant checkpoint will run again. Products are
   // computed as in the second run, so that both have the same bits.
   bool runs_again = false;
+  // True in the outermost call of a module, if what leaves it becomes float32 (model_results.hpp); and true after a
+  // handled operation has used a Parameter in lower precision in that call.
+  bool in_model = false;
+  bool used_lower_parameter = false;
   // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
 };

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/model_results.hpp"
 #include "host/frames.hpp"
 #include "owned.hpp"
 
@@ -157,6 +158,7 @@ void reset_counts() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
   for (Target* target : functions()) target->counts = {};
   dropped().clear();
+  model_results = {};
 }
 
 }  // namespace habana_mp::engine

@@ -29,16 +29,19 @@ class AsWhenGiven:
         self._state = _core.current_state()
         self._module = _core.running_module()
         self._is_tracked = torch.is_grad_enabled()
+        self._in_model = _core.in_model()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
         block = None if self._module is None else _core.Block(self._module)
         again = _core.exchange_runs_again(self._is_tracked and not torch.is_grad_enabled())
+        in_model = _core.exchange_in_model(self._in_model)
         try:
             return self._block(*args, **kwargs)
         finally:
             if block is not None:
                 block.leave()
+            _core.exchange_in_model(in_model)
             _core.exchange_runs_again(again)
             _core.exchange_state(before)
 

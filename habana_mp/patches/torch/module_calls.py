@@ -17,17 +17,18 @@ from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
+from habana_mp.patches.tools.in_containers import in_float32
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import compile_nothing
 from habana_mp.policy.kept import ATTRIBUTE, are_there_kept
 
-_CALLS = Assumption(
+CALLS = Assumption(
     "torch.module-calls",
     assumed="`torch.nn.Module._call_impl` runs every call of a module, as a function of Python",
     check="the core looks at how it is called",
-    otherwise="`convert(within=...)` refuses; without `within` nothing is missing",
+    otherwise='`convert(within=...)` and `convert(results="fp32")` refuse; without them nothing is missing',
 )
 
 _CALLS_IN_GRAPHS = Assumption(
@@ -46,7 +47,7 @@ class ModuleCalls(Patch):
 
     def check(self, settings: Settings) -> None:
         if not settings.options.lowers_everywhere:
-            require(_CALLS, _can_tap)
+            require(CALLS, can_tap_calls)
 
     def install(self, settings: Settings) -> None:
         if settings.options.lowers_everywhere:
@@ -73,7 +74,7 @@ class ModuleCalls(Patch):
         direct_calls.end("within")
 
 
-def _can_tap() -> bool:
+def can_tap_calls() -> bool:
     direct_calls.check()
     return True
 
@@ -90,14 +91,19 @@ class ModulesInGraphs(WhenImported):
         #: The modules whose calls are traced as regions, from the outermost on, and the numbers of these.
         self._being_called: list[tuple[torch.nn.Module, Any] | None] = []
         self._regions: list[int] = []
+        #: The lower precision, if what leaves a model becomes float32.
+        self._converted: torch.dtype | None = None
 
-    def begin(self, user: str) -> None:
-        """Turns the calls into regions, for `within` or for rules by module."""
+    def begin(self, user: str, converted: torch.dtype | None = None) -> None:
+        """Turns the calls into regions, for `within` or for rules by module. ``converted``: what leaves a model in this
+        dtype becomes float32."""
         self._users.add(user)
+        self._converted = converted or self._converted
         self.install(Settings())
 
     def end(self, user: str) -> None:
         self._users.discard(user)
+        self._converted = None if user == "results" else self._converted
         if not self._users:
             self.uninstall()
 
@@ -110,11 +116,14 @@ class ModulesInGraphs(WhenImported):
                 return original(*arguments, **keywords)
             traced = _core.TracedCall(called)
             try:
-                if traced.region < 0 and not are_there_kept():
+                converts = self._converted is not None and traced.is_outermost
+                if traced.region < 0 and not are_there_kept() and not converts:
                     return original(*arguments, **keywords)
                 from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 
                 function: Any = _call_in_place if traced.region < 0 else _call_as_region
+                if converts and not any(one.dtype is self._converted for one in called.parameters()):
+                    function = _call_and_convert if traced.region < 0 else _call_as_region_and_convert
                 self._being_called.append((called, tx.output))
                 self._regions.append(traced.region)
                 try:
@@ -131,6 +140,10 @@ class ModulesInGraphs(WhenImported):
         self._replacements = tuple(Replacement(one, call) for one in _callers(module))
         for replacement in self._replacements:
             replacement.install()
+
+    def converted(self) -> torch.dtype | None:
+        """Returns the precision that becomes float32 when it leaves a model."""
+        return self._converted
 
     def region(self) -> int:
         """Returns the number of the region of the call that is traced."""
@@ -177,6 +190,19 @@ def _call_in_place(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Read by Dynamo in place of the call of a module that runs in the same region, while there are kept modules."""
     _guard_on_kept(module)
     return module(*args, **kwargs)
+
+
+def _call_as_region_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return in_float32(_call_as_region(module, *args, **kwargs), (args, kwargs), _lower(), [])
+
+
+def _call_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return in_float32(_call_in_place(module, *args, **kwargs), (args, kwargs), _lower(), [])
+
+
+@constant_in_graph
+def _lower() -> Any:
+    return modules_in_graphs.converted()
 
 
 def _guard_on_kept(module: Any) -> bool:

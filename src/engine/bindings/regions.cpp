@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
+#include "engine/model_results.hpp"
 #include "engine/module_rules.hpp"
 #include "engine/modules.hpp"
 #include "engine/region.hpp"
@@ -75,18 +76,24 @@ py::tuple exact_rules() {
 // A call of a module that a compiler traces: the module counts as running until it leaves.
 class TracedCall {
  public:
-  explicit TracedCall(const py::object& module) : call_(watch::enter_call(module.ptr())) {
+  explicit TracedCall(const py::object& module)
+      : model_(std::make_unique<engine::ModelCall>(module.ptr())), call_(watch::enter_call(module.ptr())) {
     or_throw(call_ != nullptr);
     const std::optional<const engine::RuleSet*> rules = engine::rules_in_module(module.ptr());
     or_throw(rules.has_value());
     if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->mark};
   }
 
-  void leave() noexcept { call_.reset(); }
+  void leave() noexcept {
+    call_.reset();
+    model_.reset();
+  }
+  [[nodiscard]] bool is_outermost() const noexcept { return model_->is_outermost(); }
   // Returns the mark of the region in which the call runs, or -1 if it is the current one.
   [[nodiscard]] int region() const noexcept { return region_; }
 
  private:
+  std::unique_ptr<engine::ModelCall> model_;
   std::unique_ptr<watch::ModuleCall> call_;
   int region_ = -1;
 };
@@ -134,6 +141,7 @@ void register_regions(py::module_& module) {
                                 "A call of a module while a compiler traces it, until it leaves.");
   traced.def("__init__", &Constructor<make_traced_call>::call, is_constructor, py::arg("module"))
       .def("leave", &TracedCall::leave)
+      .def_property_readonly("is_outermost", &TracedCall::is_outermost)
       .def_property_readonly("region", &TracedCall::region);
   module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                      const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {

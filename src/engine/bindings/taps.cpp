@@ -9,6 +9,7 @@
 #include "engine/bindings/bindings.hpp"
 #include "engine/call.hpp"
 #include "engine/known_tensors.hpp"
+#include "engine/model_results.hpp"
 #include "engine/modules.hpp"
 #include "engine/rule.hpp"
 #include "engine/state.hpp"
@@ -105,6 +106,20 @@ void register_taps(py::module_& module) {
   });
   module.def("stop_following_modules", &engine::stop_following_modules);
   module.def("stop_waiting_for_modules", &engine::stop_waiting_for_modules);
+  module.def("convert_model_results", [](const py::object& call_impl, const py::object& answering,
+                                         const py::object& dtype, const py::object& convert) {
+    or_throw(engine::convert_model_results(call_impl.ptr(), answering.ptr(), host::kind_of_dtype(dtype.ptr()),
+                                           convert.ptr()));
+  });
+  module.def("stop_converting_model_results", &engine::stop_converting_model_results);
+  module.def("count_model_results", [](std::uint64_t tensors, std::uint64_t bytes) {
+    engine::model_results.tensors += tensors;
+    engine::model_results.bytes += bytes;
+  });
+  module.def("model_results",
+             [] { return py::make_tuple(engine::model_results.tensors, engine::model_results.bytes); });
+  module.def("in_model", [] { return engine::thread_state.in_model; });
+  module.def("exchange_in_model", [](bool in_model) { return std::exchange(engine::thread_state.in_model, in_model); });
   module.def("count_calls", &count_calls);
   module.def("call_by_slot", &call_by_slot);
 }

@@ -1,0 +1,47 @@
+"""``convert(results="fp32")``: what leaves a model is in float32.
+
+The core converts a tensor that the outermost module returns (src/engine/model_results.hpp), and calls a
+function for any other result. In code that torch.compile reads, the call of an outermost module becomes a function that
+converts (``module_calls.py``), so that the graph has the conversion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from habana_mp import _core
+from habana_mp.common.ledger import require
+from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.tools.in_containers import Converted, in_float32
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch.module_calls import CALLS, can_tap_calls, modules_in_graphs
+
+
+class ModelResults(Patch):
+    """Converts what leaves a model."""
+
+    def check(self, settings: Settings) -> None:
+        if settings.options.results_in_float32:
+            require(CALLS, can_tap_calls)
+
+    def install(self, settings: Settings) -> None:
+        if not settings.options.results_in_float32:
+            self.uninstall()
+            return
+        dtype = settings.options.lower_dtype
+
+        @run_by_python
+        def convert(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            converted: Converted = []
+            made = in_float32(result, (args, kwargs), dtype, converted)
+            _core.count_model_results(len(converted), sum(one.nbytes for _, one in converted))
+            return made
+
+        _core.convert_model_results(*direct_calls.begin("results"), dtype, convert)
+        modules_in_graphs.begin("results", dtype)
+
+    def uninstall(self) -> None:
+        modules_in_graphs.end("results")
+        _core.stop_converting_model_results()
+        direct_calls.end("results")
