@@ -81,6 +81,25 @@ def in_float32(value: Any, other: Callable[[torch.Tensor], torch.Tensor] = lambd
     return tree_map(raised, value)
 
 
+def with_rounded_operands(
+    operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any], to: torch.dtype
+) -> Arguments:
+    """Returns the arguments of a product with its operands in lower precision; what is added stays as it is."""
+    castable = ops.operands_of(operation)
+
+    def rounded(value: Any) -> Any:
+        is_float32 = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.to(to) if is_float32 else value
+
+    if castable is None:
+        mapped: Arguments = tree_map(rounded, (arguments, keywords))
+        return mapped
+    return (
+        tuple(tree_map(rounded, one) if i in castable.positions else one for i, one in enumerate(arguments)),
+        {name: one if name in castable.kept_keywords else tree_map(rounded, one) for name, one in keywords.items()},
+    )
+
+
 class RandomState:
     """The state of torch's random numbers, on the CPU and on the devices in use."""
 

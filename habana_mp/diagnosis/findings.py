@@ -9,6 +9,7 @@ from typing import Literal
 
 from habana_mp.diagnosis.outcomes import WORST, Deviations
 from habana_mp.diagnosis.sites import Site
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_place
 from habana_mp.reporting.remedies import in_words, rules_for
 
@@ -127,21 +128,27 @@ def kind_of(sites: Sequence[Site]) -> Kind:
 
 
 def finding(
-    sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, is_one_of: bool = False
+    sites: Sequence[Site],
+    before: Deviations,
+    after: Deviations,
+    step: int,
+    *,
+    is_one_of: bool = False,
+    sums: bool = False,
 ) -> Finding:
     """Returns the finding about the sites of one line. ``before`` and ``after`` are the deviations of the step without
-    and with this line in float32. If ``is_one_of`` is true, the lines of other findings run in float32 in both."""
+    and with this line in float32, or with ``sums`` its result alone. If ``is_one_of`` is true, the lines of other
+    findings run in float32 in both."""
     worst = max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
     kind = kind_of(sites)
     improved = max(before, key=lambda what: before[what] - after[what], default="")
     effect = (before[improved] - after[improved]) if improved else 0.0
     if improved and before[improved] >= WORST > after[improved]:
         effect = math.inf
-    rule = rules_for(_rows(sites), "fp32")
-    text = (
-        f"{_where(worst, sites)}: {_what(kind, worst)}{_consequence(improved, before, after, is_one_of=is_one_of)}"
-        f"{in_words(rule, '; write') or _no_rule(worst)}"
-    )
+    rule = rules_for(_rows(sites), "lower" + FLOAT32_RESULT if sums else "fp32")
+    this = "the result of this line" if sums else "this line"
+    consequence = _consequence(improved, before, after, this, is_one_of=is_one_of)
+    text = f"{_where(worst, sites)}: {_what(kind, worst)}{consequence}{in_words(rule, '; write') or _no_rule(worst)}"
     return Finding(
         operation=worst.where.operation,
         module=worst.module,
@@ -225,11 +232,11 @@ def _what(kind: Kind, site: Site) -> str:
     )
 
 
-def _consequence(what: str, before: Deviations, after: Deviations, *, is_one_of: bool) -> str:
+def _consequence(what: str, before: Deviations, after: Deviations, this: str, *, is_one_of: bool) -> str:
     if not what:
         return ""
     others = "with the lines of the other findings in float32, " if is_one_of else ""
-    too = "this one too" if is_one_of else "this line in float32"
+    too = "this one too" if is_one_of else f"{this} in float32"
     if before[what] >= WORST:
         return f"; {others}{what} is not finite, and with {too} it is"
     return f"; {others}{what} is wrong by {_percent(before[what])}, and with {too} by {_percent(after[what])}"

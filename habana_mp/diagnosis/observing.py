@@ -25,8 +25,10 @@ from habana_mp.diagnosis.exact import (
     may_be_random,
     repeatable,
     tensors_of,
+    with_rounded_operands,
 )
 from habana_mp.diagnosis.sites import Line, Locator, Site, Sites
+from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.pytree import tree_map
@@ -147,13 +149,16 @@ class InFloat32(Observer):
         locator: Locator,
         lines: frozenset[Line] | None = None,
         *,
+        sums: frozenset[Line] = frozenset(),
         rounded: torch.dtype | None = None,
         rounded_lines: frozenset[Line] = frozenset(),
         sign: int = 1,
     ) -> None:
         super().__init__(locator)
-        self._lines = lines
-        self._operations = None if lines is None else {one.operation for one in lines}
+        self._lines = None if lines is None else lines | sums
+        self._operations = None if self._lines is None else {one.operation for one in self._lines}
+        #: The lines whose products have rounded operands.
+        self._sums = sums
         #: The weights at these lines are disturbed by their rounding to this precision, times `sign`.
         self._rounded, self._rounded_lines, self._sign = rounded, rounded_lines, sign
         self.samples: Samples = {}
@@ -183,7 +188,10 @@ class InFloat32(Observer):
         if self._rounded is not None and operation in PRODUCTS and line in self._rounded_lines:
             other = partial(_disturbed, to=self._rounded, sign=self._sign)
         with casts_off():
-            arguments, keywords = in_float32((call.arguments, call.keywords), other)
+            given = call.arguments, call.keywords
+            if line in self._sums:
+                given = with_rounded_operands(operation, *given, _lower_dtype())
+            arguments, keywords = in_float32(given, other)
             try:
                 result = call.called(*arguments, **keywords)
             except _NOT_REPEATABLE:
@@ -218,6 +226,11 @@ class Compiled(Observer):
     def observing(self) -> Iterator[None]:
         with compiled_anew(self.unrounded, self._rounded):
             yield
+
+
+def _lower_dtype() -> torch.dtype:
+    policy = installation.policy
+    return torch.float16 if policy is not None and policy.lower == "fp16" else torch.bfloat16
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

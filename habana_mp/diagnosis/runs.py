@@ -28,6 +28,8 @@ class RunMode:
     measures: bool = False
     #: The lines that run in float32. None means all lines.
     lines: frozenset[Line] | None = None
+    #: The lines whose products have operands in lower precision, and a float32 result.
+    sums: frozenset[Line] = frozenset()
     #: The weights are disturbed by their rounding to this precision, times `sign`.
     rounded: torch.dtype | None = None
     #: Only the weights at these lines are disturbed.
@@ -99,7 +101,9 @@ def observer_of(mode: RunMode, locator: Locator, samples: Samples) -> Observer:
         return Measuring(locator, samples)
     if mode.compiled:
         return Compiled(locator, mode.lines)
-    return InFloat32(locator, mode.lines, rounded=mode.rounded, rounded_lines=mode.rounded_lines, sign=mode.sign)
+    return InFloat32(
+        locator, mode.lines, sums=mode.sums, rounded=mode.rounded, rounded_lines=mode.rounded_lines, sign=mode.sign
+    )
 
 
 def run_of(observer: Observer, outcome: Outcome) -> Run:

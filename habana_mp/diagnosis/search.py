@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
+from habana_mp import ops
 from habana_mp.diagnosis.findings import Finding, finding
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
 from habana_mp.diagnosis.runs import RunMode, Runs
@@ -47,7 +48,8 @@ class Search:
             after = self._with_exact((line,))
             gain = _gain(before, self._tolerances.excess(after))
             if gain > 0:
-                mended.append((gain, self._finding(by_line[line], self._found, after, step)))
+                after, sums = self._with_sum_if_enough(line, (), after, progress)
+                mended.append((gain, self._finding(by_line[line], self._found, after, step, sums=sums)))
             if self._is_mended(after):
                 return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
         # If another line rounded the inputs of a line, the line has no error of its own until the other line is in
@@ -56,12 +58,34 @@ class Search:
         if together is None:
             return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
         needed, after = together
-        found = [
-            (_gain(self._tolerances.excess(without), self._tolerances.excess(after)), by_line[line], without)
-            for line, without in needed.items()
-        ]
+        found = []
+        for line, without in needed.items():
+            others = [other for other in needed if other != line]
+            with_line, sums = self._with_sum_if_enough(line, others, after, progress)
+            gain = _gain(self._tolerances.excess(without), self._tolerances.excess(after))
+            found.append((gain, by_line[line], without, with_line, sums))
         found.sort(key=lambda one: -one[0])
-        return [self._finding(its, without, after, step, is_one_of=len(found) > 1) for _, its, without in found]
+        is_one_of = len(found) > 1
+        return [
+            self._finding(its, without, with_line, step, is_one_of=is_one_of, sums=sums)
+            for _, its, without, with_line, sums in found
+        ]
+
+    def _with_sum_if_enough(
+        self, line: Line, others: Sequence[Line], after: Deviations, progress: Progress
+    ) -> tuple[Deviations, bool]:
+        """Returns the deviations with a float32 result of the line's product and True, if the step is then as good as
+        ``after``, with the line in float32: within what is allowed, or nearly as near. Otherwise ``after`` and
+        False."""
+        if not ops.can_have_float32_result(line.operation) or self.count >= _MOST_RUNS:
+            return after, False
+        self._tell(progress, f"with a float32 result of `{line.operation}` at {line.place}")
+        self.count += 1
+        mode = RunMode(lines=frozenset(others), sums=frozenset((line,)))
+        tried = deviations(self._runs.run(mode, {}).outcome, self._exact)
+        excess, allowed = self._tolerances.excess(tried), self._tolerances.excess(after)
+        is_enough = all(one <= max(1.0, 1.25 * allowed.get(what, 1.0)) for what, one in excess.items())
+        return (tried, True) if is_enough else (after, False)
 
     def _together(self, lines: Sequence[Line], progress: Progress) -> tuple[dict[Line, Deviations], Deviations] | None:
         """Returns lines that together remove the deviation, each with the deviations without it, and the deviations
@@ -95,9 +119,16 @@ class Search:
         return needed, after
 
     def _finding(
-        self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, is_one_of: bool = False
+        self,
+        sites: Sequence[Site],
+        before: Deviations,
+        after: Deviations,
+        step: int,
+        *,
+        is_one_of: bool = False,
+        sums: bool = False,
     ) -> Finding:
-        return finding(sites, before, after, step, is_one_of=is_one_of)
+        return finding(sites, before, after, step, is_one_of=is_one_of, sums=sums)
 
     def _tell(self, progress: Progress, what: str) -> None:
         left = ""

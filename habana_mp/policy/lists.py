@@ -30,7 +30,7 @@ IN_MODULES = "@"
 RESULT = "->"
 #: In place of an operation: every operation that computes.
 EVERY = "*"
-#: What is written in place of the arrow.
+#: Arrows that users write, and that are none here.
 _OTHER_ARROWS = re.compile(r"=>|-\s+>|→|⇒|--+>")
 
 

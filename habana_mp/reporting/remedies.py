@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from habana_mp import ops
 from habana_mp.policy.lists import EVERY
 from habana_mp.policy.patterns import Path, problem_of_pattern
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.reporting.records import Row
 
 #: Rules of more modules than this are no advice.
@@ -17,8 +18,8 @@ _LISTS = {"fp32": "the float32 list", "lower": "the list of the lower precision"
 
 
 def rules_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
-    """Returns the rules that give the operation of these rows this precision (``"fp32"`` or ``"lower"``) in their
-    modules; nothing if no list could."""
+    """Returns the rules that give the operation of these rows this precision (``"fp32"``, ``"lower"`` or
+    ``"lower -> fp32"``) in their modules; nothing if no list could."""
     # Under a function mode and in compiled code, torch calls functions in place of operators.
     operation = ops.function_of(rows[0].operation)
     if ops.resolve(operation) is None or operation == EVERY:
@@ -37,8 +38,9 @@ def in_words(rules: Mapping[str, str], begin: str = ". Write") -> str:
     """Returns words that say where to write these lines, and the argument of `convert`, or an empty text."""
     if not rules:
         return ""
-    lines = ", ".join(f"`{line}`" for line in rules)
-    return f"{begin} {lines} into {_LISTS[next(iter(rules.values()))]}, or give `rules={json.dumps(dict(rules))}`"
+    of_list, arrow, _ = next(iter(rules.values())).partition(FLOAT32_RESULT)
+    lines = ", ".join(f"`{line}{arrow}`" for line in rules)
+    return f"{begin} {lines} into {_LISTS[of_list]}, or give `rules={json.dumps(dict(rules))}`"
 
 
 def _path_of(module: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core, ops
-from habana_mp.patches.tools.compiled_functions import constant_in_graph
+from habana_mp.patches.tools.compiled_functions import constant_in_graph, leave_to_python
 from habana_mp.patches.tools.region_dtypes import lists_suspended
 from habana_mp.policy.lists import RESULT
 from habana_mp.policy.precisions import FLOAT32_RESULT, PRECISIONS, dtype_meant
@@ -97,10 +97,9 @@ def _wrap_product(function: Any, to: str) -> Any:
 
     @wraps_uncompiled(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            torch._dynamo.graph_break()
         return engine.call(args, kwargs) if _core.lists_apply_here() else function(*args, **kwargs)
 
+    leave_to_python(wrapped)
     return wrapped
 
 

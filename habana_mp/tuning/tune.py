@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from habana_mp import ops
 from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process
 from habana_mp.diagnosis.replays import Replays
 from habana_mp.diagnosis.runs import RunsHere, sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
 from habana_mp.policy.given_rules import given_rules
+from habana_mp.policy.lists import parse_line
 from habana_mp.policy.options import Options
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import preset_named
 from habana_mp.policy.rules import Policy, policy_from_lists
 from habana_mp.reporting import counting
@@ -26,7 +29,7 @@ from habana_mp.reporting.watch import watch
 from habana_mp.tuning.candidates import Candidates
 from habana_mp.tuning.configurations import Check, Configurations, OutOfTimeError, Rules, Runner
 from habana_mp.tuning.minimal import minimal_set
-from habana_mp.tuning.tuned import Tuned
+from habana_mp.tuning.tuned import Tuned, as_rules
 
 Run = Callable[[int], Any]
 
@@ -121,7 +124,7 @@ class _RunsHere:
     def _policy(self, rules: Rules) -> Policy:
         if rules is None:
             return Policy(lower=self.lower)
-        given = given_rules(dict.fromkeys(rules, "fp32"), self.lower)
+        given = given_rules(as_rules(rules), self.lower)
         return policy_from_lists(self._lists, self.lower, given=given)
 
     def rows(self, rules: Rules, seed: int) -> tuple[Row, ...]:
@@ -150,6 +153,7 @@ class _Tuning:
         try:
             found = self._needed()
             if found is not None:
+                found = self._with_float32_results(found)
                 faster = self._faster(found)
         except OutOfTimeError:
             best = self._configurations.best
@@ -162,8 +166,8 @@ class _Tuning:
             values = {seed: (known.value(None, seed), known.value(lines, seed)) for seed in self._seeds}
             speedup = known.seconds(None) / known.seconds(lines)
         return Tuned(
-            rules=dict.fromkeys(found or (), "fp32"),
-            faster=dict.fromkeys(faster, "fp32"),
+            rules=as_rules(found or ()),
+            faster=as_rules(faster),
             passed=found is not None,
             runs=known.count,
             speedup=speedup,
@@ -187,6 +191,18 @@ class _Tuning:
             return operations
         narrowed = minimal_set(in_modules, passes)
         return operations if narrowed is None else narrowed
+
+    def _with_float32_results(self, needed: Sequence[str]) -> list[str]:
+        """Returns the lines with a float32 result of lowered operands wherever that is enough, the last one first."""
+        lines = list(needed)
+        for place in reversed(range(len(lines))):
+            line = lines[place]
+            if not ops.can_have_float32_result(parse_line(line, "", 0).name):
+                continue
+            tried = [*lines[:place], line + FLOAT32_RESULT, *lines[place + 1 :]]
+            if self._configurations.passes(tuple(tried)):
+                lines = tried
+        return lines
 
     def _faster(self, needed: Sequence[str]) -> list[str]:
         """Returns the operations that make the run faster in float32 than in lower precision."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from habana_mp.policy.lists import IN_MODULES, Listed
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import EVERYWHERE, MODULES, WITHIN_FILE, preset_named
 
 
@@ -16,7 +17,7 @@ from habana_mp.policy.presets import EVERYWHERE, MODULES, WITHIN_FILE, preset_na
 class Tuned:
     """The result of :func:`tune`."""
 
-    #: The lines that run in float32 for accuracy, in the form of ``convert(rules=...)``.
+    #: The lines that run in float32 for accuracy, or have a float32 result, in the form of ``convert(rules=...)``.
     rules: dict[str, str] = field(hash=False)
     #: The lines that run in float32 because they are slower in lower precision on this machine.
     faster: dict[str, str] = field(hash=False)
@@ -35,7 +36,7 @@ class Tuned:
 
     def __str__(self) -> str:
         lines = [self._headline()]
-        lines += [f"  {line}: in float32 for accuracy" for line in self.rules]
+        lines += [f"  {line}: {_HOW[precision]} for accuracy" for line, precision in self.rules.items()]
         lines += [f"  {line}: in float32 because it is faster here" for line in self.faster]
         lines += [f"seed {seed}: {value} (float32: {exact})" for seed, (exact, value) in self.values.items()]
         return "\n".join(lines)
@@ -43,11 +44,13 @@ class Tuned:
     def _headline(self) -> str:
         if not self.passed:
             return f"No lists were found whose value is good enough ({self.runs} configurations)."
-        many = "No line is" if not self.rules else f"{len(self.rules)} line{'s are' if len(self.rules) > 1 else ' is'}"
+        exact = sum(precision == "fp32" for precision in self.rules.values())
+        many = "No line is" if not exact else f"{exact} line{'s are' if exact > 1 else ' is'}"
+        sums = len(self.rules) - exact
+        needed = f"{many} needed in float32" + (f", and {sums} with a float32 result" if sums else "")
         rest = "" if self.is_minimal else " The budget was spent: maybe fewer lines are enough."
         return (
-            f"{many} needed in float32; the result is {self.speedup:.2f} times as fast as float32 "
-            f"({self.runs} configurations).{rest}"
+            f"{needed}; the result is {self.speedup:.2f} times as fast as float32 ({self.runs} configurations).{rest}"
         )
 
     def __repr__(self) -> str:
@@ -57,23 +60,46 @@ class Tuned:
         """Writes ``bf16.txt`` (``fp16.txt`` for float16), ``fp32.txt`` and ``within.txt`` into a folder, which is
         created if it is missing. The line before each tuned line contains its reason. The folder is a preset of
         :func:`convert`."""
-        write_lists(folder, self.preset, self.dtype, self.rules, self.faster)
+        write_lists(folder, self.preset, self.dtype, as_lines(self.rules), as_lines(self.faster))
+
+
+_HOW = {"fp32": "in float32", "lower" + FLOAT32_RESULT: "with a float32 result"}
+
+
+def as_rules(lines: Iterable[str]) -> dict[str, str]:
+    """Returns lines in float32, and those that end in ` -> fp32`, in the form of ``convert(rules=...)``."""
+    parts = (line.partition(FLOAT32_RESULT) for line in lines)
+    return {line: "lower" + FLOAT32_RESULT if arrow else "fp32" for line, arrow, _ in parts}
+
+
+def as_lines(rules: Mapping[str, str]) -> list[str]:
+    """The reverse of :func:`as_rules`."""
+    return [line if precision == "fp32" else line + FLOAT32_RESULT for line, precision in rules.items()]
 
 
 def write_lists(
     folder: str | os.PathLike[str], preset: str, dtype: str, rules: Iterable[str], faster: Iterable[str] = ()
 ) -> tuple[Path, Path]:
-    """Writes the lists of a preset with these lines in float32. Returns the paths of the two files."""
+    """Writes the lists of a preset with these lines in float32, or in the list of the lower precision if they end in
+    ` -> fp32`. Returns the paths of the two files."""
     rules, faster = list(rules), list(faster)
     lists, path = preset_named(preset), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    moved = {line for line in (*rules, *faster) if IN_MODULES not in line}
+    moved = {line.removesuffix(FLOAT32_RESULT) for line in (*rules, *faster) if IN_MODULES not in line}
+    sums = [line for line in rules if line.endswith(FLOAT32_RESULT)]
     lower = _names(one for one in lists.lower if one.name not in moved and not one.products_only)
     fp32 = _names(one for one in lists.fp32 if one.name not in moved)
-    tuned = [*_with_reason(rules, "for accuracy"), *_with_reason(faster, "it is faster here")]
+    tuned = [
+        *_with_reason((line for line in rules if line not in sums), "In float32: for accuracy."),
+        *_with_reason(faster, "In float32: it is faster here."),
+    ]
     head = f"# Tuned by habana_mp, from the preset {preset}."
     files = path / f"{dtype}.txt", path / "fp32.txt"
-    for file, lines in zip(files, ([head, *lower], [head, *tuned, *fp32]), strict=True):
+    for file, lines in zip(
+        files,
+        ([head, *_with_reason(sums, "A float32 result: for accuracy."), *lower], [head, *tuned, *fp32]),
+        strict=True,
+    ):
         file.write_text("\n".join(lines) + "\n", "utf-8")
     (path / WITHIN_FILE).write_text(
         f"# Where the lists lower: `{MODULES}` or `{EVERYWHERE}`.\n{lists.within}\n", "utf-8"
@@ -86,4 +112,4 @@ def _names(listed: Iterable[Listed]) -> list[str]:
 
 
 def _with_reason(lines: Iterable[str], reason: str) -> list[str]:
-    return [text for line in lines for text in (f"# In float32: {reason}.", line)]
+    return [text for line in lines for text in (f"# {reason}", line)]

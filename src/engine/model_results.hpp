@@ -1,4 +1,4 @@
-// What leaves a model is in float32: convert(results="fp32").
+// Converts the results of models to float32: convert(results="fp32").
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

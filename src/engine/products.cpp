@@ -104,7 +104,16 @@ Owned call_widened(const Call& call, const Arguments& arguments, Kind to, bool i
                                             is_traced ? Py_True : Py_False, nullptr));
 }
 
-// Makes a call whose result is the float32 sum of products. What is added to them is as it was given.
+// True if all floating tensors are ordinary ones on another device than the CPU.
+bool is_on_accelerator(const Arguments& arguments) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    PyObject* const value = arguments.values[i];
+    if (is_floating(host::kind_of(value)) && !(host::is_plain_tensor(value) && host::is_off_cpu(value))) return false;
+  }
+  return true;
+}
+
+// Makes a call whose result is the float32 sum of products. Tensors that are added to them keep their precision.
 Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kind to) {
   const ProductForm form = call.rule.execution.form;
   const bool is_traced = host::is_traced();
@@ -115,6 +124,9 @@ Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kin
     } else if (accelerators.multiply != nullptr && has_weight(form)) {
       result = accelerators.multiply(form, arguments, to, true);
     }
+    if (result || PyErr_Occurred() != nullptr) return result;
+  } else if (!is_traced && has_weight(form) && is_on_accelerator(arguments)) {
+    Owned result = call_tracked(call, arguments);
     if (result || PyErr_Occurred() != nullptr) return result;
   }
   return call_widened(call, arguments, to, is_traced);

@@ -180,9 +180,9 @@ def test_regions_and_places_without_casts() -> None:
 @on_the_device
 def test_rules_keep_and_own_functions() -> None:
     model, x = network(), batches()[0]
-    with converted(preset="recommended", rules={"* @ head": "fp32"}):
+    with converted(preset="recommended", results="as computed", rules={"* @ head": "fp32"}):
         assert model(x).dtype == torch.float32
-    with converted(preset="recommended"):
+    with converted(preset="recommended", results="as computed"):
         assert model(x).dtype == torch.bfloat16
         hmp.keep(model.head)
         assert model(x).dtype == torch.float32
@@ -352,3 +352,20 @@ def test_two_ranks(wrapped: str) -> None:
         whole = one.full_tensor() if wrapped == "FSDP2" else one  # type: ignore[operator]
         assert whole.dtype == torch.float32
         assert torch.allclose(whole.detach().cpu(), other.detach(), atol=2e-2)
+
+
+@on_the_device
+def test_a_float32_result_is_the_sum_of_rounded_operands() -> None:
+    model, x = network(), batches(count=1)[0]
+    with converted(preset="torch-cuda", dtype="bf16", results="as computed", rules={"linear": "bf16 -> fp32"}):
+        made = F.linear(x, model.head.weight[:, :128], model.head.bias)
+        made.square().sum().backward()
+    rounded, weight = (one.detach().cpu().bfloat16().double() for one in (x, model.head.weight[:, :128]))
+    wanted = rounded @ weight.t() + model.head.bias.detach().cpu().double()
+    gradient = (2 * made.detach().cpu()).bfloat16().double()
+    assert made.dtype is torch.float32
+    torch.testing.assert_close(made.detach().cpu().double(), wanted, rtol=1e-5, atol=1e-5)
+    assert model.head.weight.grad is not None
+    torch.testing.assert_close(
+        model.head.weight.grad[:, :128].cpu().double(), gradient.t() @ rounded, rtol=1e-5, atol=1e-4
+    )

@@ -239,7 +239,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"rules": {"linear @ second": "fp32"}},
     {"rules": {"linear @ first": "bf16"}},
     {"rules": {"* @ second": "fp32"}},
-    {"preset": "recommended", "rules": {"* @ second": "fp32"}},
+    {"preset": "recommended", "results": "as computed", "rules": {"* @ second": "fp32"}},
 ]
 
 

@@ -96,7 +96,7 @@ def made(model: type[nn.Module], backend: Any = "inductor") -> tuple[nn.Module, 
 
 
 def convert(rules: dict[str, str] | None = None) -> None:
-    hmp.convert(preset="recommended", within="everywhere", rules=rules or {})
+    hmp.convert(preset="recommended", within="everywhere", results="as computed", rules=rules or {})
 
 
 def kinds(found: Diagnosis) -> list[str]:

@@ -189,7 +189,7 @@ def test_exported_programs_have_the_casts_and_run_without_habana_mp(tmp_path: Pa
     assert {one.dtype for one in program.state_dict.values()} == {torch.float32}
     results = [program.module()(x), torch._inductor.aoti_load_package(str(tmp_path / "model.aoti.pt2"))(x)]
     for result in results:
-        assert result.dtype is torch.bfloat16
+        assert result.dtype is torch.float32  # it leaves the model
         torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
     graph = onnx.load(tmp_path / "model.onnx")
     onnx.checker.check_model(graph)
@@ -247,7 +247,6 @@ def test_with_a_policy_fsdp2_casts_before_habana_mp_does() -> None:
         assert {one.dtype for one in model.parameters()} == {torch.float32}
         rows = {row.operation: row for row in hmp.report(show=False)}
         assert rows["linear"].precision == "bf16"
-        assert rows["cross_entropy_loss"].precision == "fp32"
         casts.append((seen[0], rows["linear"].casts))
     assert casts == [(torch.float32, 5), (torch.bfloat16, 0)]
     hmp.reset_report()

@@ -34,9 +34,9 @@ def test_products_are_lowered_in_modules_and_elsewhere_where_one_says_so(call: C
         def forward(self) -> torch.Tensor:
             return call()
 
-    hmp.convert(preset="recommended", within="everywhere")
+    hmp.convert(preset="recommended", results="as computed", within="everywhere")
     assert call().dtype is BF16
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", results="as computed")
     assert Model()().dtype is BF16
 
 
@@ -97,7 +97,7 @@ def test_each_of_a_thousand_time_steps_has_an_embedding_of_its_own(within: str |
     model = Timesteps()
     model(torch.arange(1000))
     expected = model.embedded
-    hmp.convert(preset="recommended", within=within)  # type: ignore[arg-type]
+    hmp.convert(preset="recommended", results="as computed", within=within)  # type: ignore[arg-type]
     assert model(torch.arange(1000)).dtype is BF16
     assert torch.equal(model.embedded, expected)
 

@@ -175,7 +175,8 @@ def test_options_are_those_of_convert(tmp_path: Path) -> None:
     for name in ("mul", "linear"):
         write_list(tmp_path / f"{name}.txt", [name])
     for options, printed in {
-        (): "torch.bfloat16 torch.float32",
+        (): "torch.float32 torch.float32",
+        ("--results", "as computed"): "torch.bfloat16 torch.float32",
         ("--opt-level", "O1"): "torch.bfloat16 torch.bfloat16",
         ("--preset", "hmp-default", "--dtype", "fp16"): "torch.float16 torch.float16",
         ("--bf16", "mul.txt", "--fp32=linear.txt"): "torch.float32 torch.bfloat16",

@@ -68,7 +68,7 @@ def test_children_of_multiprocessing_are_converted_and_counted(method: str, scri
     assert done.returncode == 0, done.stderr
     main = "__main__" if method == "fork" else "__mp_main__"
     assert [line.split() for line in done.stdout.splitlines()] == [
-        ["torch.bfloat16", "torch.bfloat16", "True", main]
+        ["torch.float32", "torch.bfloat16", "True", main]
     ] * 2
     assert done.stderr.count("habana-mp: calls: ") == 1
     found = calls(tmp_path / "out.json")
@@ -118,7 +118,7 @@ def test_scripts_that_a_script_starts_are_converted_and_counted(how: str, tmp_pa
     (tmp_path / "starts.py").write_text(STARTS)
     done = python(*RUN, "--report", "out.json", "starts.py", how, cwd=tmp_path)
     assert done.stdout.splitlines() == [
-        f"0 torch.bfloat16 __main__ ['{how}']", "False", f"1 torch.bfloat16 __main__ ['{how}']"
+        f"0 torch.float32 __main__ ['{how}']", "False", f"1 torch.float32 __main__ ['{how}']"
     ]  # fmt: skip
     assert calls(tmp_path / "out.json") == {("linear", "bf16"): 3}
     assert "WORLD_SIZE" not in done.stderr

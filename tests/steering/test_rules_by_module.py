@@ -316,7 +316,11 @@ def test_a_new_region_in_a_module_leaves_the_rules_around_it(tmp_path: Any) -> N
         def forward(self, x: torch.Tensor) -> Any:
             return (*self.inner(x), (x @ x.T, torch.softmax(x, -1)))
 
-    hmp.convert(preset="recommended", rules={"softmax": "lower", "* @ inner": "fp32", "matmul @ Whole": "fp16"})
+    hmp.convert(
+        preset="recommended",
+        results="as computed",
+        rules={"softmax": "lower", "* @ inner": "fp32", "matmul @ Whole": "fp16"},
+    )
     found = precisions(Whole()(inputs()))
     assert found == [(FP32, FP32), (torch.float16, FP32), (FP32, FP32), (torch.float16, BF16)]
 
@@ -327,9 +331,9 @@ def test_within_modules_rules_hold_where_the_lists_do(how: str) -> None:
     if how == "keep":
         hmp.keep(model.layers[1])
     rules = {"operation": {"linear @ layers.1": "fp32"}, "every": {"* @ layers.1": "fp32"}, "keep": None}[how]
-    hmp.convert(preset="recommended", within="modules", rules=rules)
+    hmp.convert(preset="recommended", results="as computed", within="modules", rules=rules)
     assert [one[0].dtype for one in model(inputs())] == [BF16, FP32, BF16, BF16]
-    hmp.convert(preset="recommended", within=model.left, rules={"linear @ layers.1": "bf16"})
+    hmp.convert(preset="recommended", results="as computed", within=model.left, rules={"linear @ layers.1": "bf16"})
     assert [one[0].dtype for one in model(inputs())] == [FP32, FP32, BF16, FP32]
 
 

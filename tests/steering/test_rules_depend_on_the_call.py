@@ -195,7 +195,7 @@ def test_a_second_name_counts_from_when_it_is_given_until_it_is_taken(ran_before
 @pytest.mark.parametrize("ran_before", [False, True])
 @pytest.mark.parametrize("how", ["dropped", "replaced"])
 def test_a_part_whose_model_lets_it_go_is_a_model_of_its_own(how: str, ran_before: bool) -> None:
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", results="as computed")
     model = hmp.keep(nn.Sequential(nn.Linear(8, 8)))
     part = model[0]
     if ran_before:
@@ -217,7 +217,7 @@ def test_a_module_that_is_being_made_disturbs_no_forward() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        hmp.convert(preset="recommended", rules={"* @ head": "fp32"})
+        hmp.convert(preset="recommended", results="as computed", rules={"* @ head": "fp32"})
         assert Wrapper(nn.Sequential(nn.Linear(8, 8))).dtype is BF16
 
 

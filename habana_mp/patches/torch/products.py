@@ -13,6 +13,7 @@ gradient is a sum of products with it, in the precision that the operand was giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -65,9 +66,20 @@ def product_of_rows(
     made: Tensor | None = None
     if multiply is not None and not torch.is_grad_enabled():
         made = multiply(input, weight, bias, is_float32)
+    if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
+        rows: Tensor = torch.mm(input.reshape(-1, input.shape[-1]), weight.t(), out_dtype=torch.float32)
+        made = (rows if bias is None else rows + bias).reshape(*input.shape[:-1], -1)
     if made is None:
         made = _linear(input.float(), weight.float(), _float(bias)).to(input.dtype if dtype is None else dtype)
     return made
+
+
+@lru_cache(maxsize=8)
+def _sums_leave_kernel(device_type: str) -> bool:
+    """True if torch has products of this device's lower precisions with a float32 result."""
+    if device_type not in ("cuda", "xpu"):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", device_type.upper())
 
 
 class _Rows(Function):

@@ -31,5 +31,5 @@ function shareOfTime(report, row) {
 }
 
 function precisionBadge(row) {
-  return element("span", { class: `badge ${precisionClass(row.precision)}` }, row.ran_in);
+  return element("span", { class: `badge ${precisionClass(row.precision)}` }, row.ran_in ?? row.precision);
 }
