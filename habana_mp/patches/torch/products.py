@@ -31,6 +31,13 @@ _FLOAT16 = Assumption(
     otherwise="products in float16 are computed in float32",
 )
 
+_TRACED = Assumption(
+    "torch.dynamo-tracing",
+    assumed="`torch._guards.TracingContext.try_get` tells whether Dynamo traces: until torch 2.8 nothing public does",
+    check="it answers",
+    otherwise="before torch 2.9, compiled products with a float32 result may keep more digits of their operands",
+)
+
 #: torch's own functions, which no list reaches.
 _linear = _core.unpatched_copy(torch._C._nn.linear)
 _matmul = _core.unpatched_copy(torch._C._VariableFunctions.matmul)
@@ -193,7 +200,17 @@ def _operator() -> Any:
 
 def _is_compiled() -> bool:
     """True while torch.compile traces, and not an export: its graphs run without this package."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    is_traced = torch.compiler.is_compiling() or (holds(_TRACED, _tells_of_tracing) and _is_traced_by_dynamo())
+    return is_traced and not torch.compiler.is_exporting()
+
+
+def _is_traced_by_dynamo() -> bool:
+    context: Any = torch._guards.TracingContext
+    return context.try_get() is not None
+
+
+def _tells_of_tracing() -> bool:
+    return isinstance(_is_traced_by_dynamo(), bool)
 
 
 def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -> Tensor:
