@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
-from accelerate.utils.operations import convert_to_fp32
 
 from habana_mp.frameworks.common import convert, write_report
 
@@ -17,7 +16,7 @@ _logger = get_logger("accelerate.habana_mp")
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
     """Converts, and returns what ``accelerator.prepare(*objects)`` does, without Accelerate's own autocast.
 
-    The results of the models are float32, as under Accelerate's own mixed precision. With ``mixed_precision="fp16"``
+    The results of the models are float32, as under Accelerate's own mixed precision, unless ``results`` is given. With ``mixed_precision="fp16"``
     the lower precision is float16, where Accelerate has a GradScaler for it: on a GPU. ``accelerator.end_training()``
     writes the report into ``accelerator.project_dir``. ``hmp.restore()`` ends the casts.
 
@@ -28,15 +27,12 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
     """
     if accelerator.native_amp and accelerator.mixed_precision == "fp16":
         options = {"dtype": torch.float16, **options}
-    convert(options)
+    convert({"results": "fp32", **options})
     if accelerator.native_amp:
         _logger.warning(
             f"habana_mp: Accelerate's own autocast (mixed_precision={accelerator.mixed_precision!r}) is off in these "
             "models. The lists of habana_mp decide"
         )
-    for one in objects:
-        if isinstance(one, torch.nn.Module):
-            one.register_forward_hook(_in_float32)
     has_autocast, accelerator.native_amp = accelerator.native_amp, False
     try:
         prepared = accelerator.prepare(*objects)
@@ -53,7 +49,3 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
 
         accelerator.end_training = report_and_end
     return prepared
-
-
-def _in_float32(_: torch.nn.Module, __: Any, result: Any) -> Any:
-    return convert_to_fp32(result)
