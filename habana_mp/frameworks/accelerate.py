@@ -16,9 +16,9 @@ _logger = get_logger("accelerate.habana_mp")
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
     """Converts, and returns what ``accelerator.prepare(*objects)`` does, without Accelerate's own autocast.
 
-    The results of the models are float32, as under Accelerate's own mixed precision, unless ``results`` is given. With ``mixed_precision="fp16"``
-    the lower precision is float16, where Accelerate has a GradScaler for it: on a GPU. ``accelerator.end_training()``
-    writes the report into ``accelerator.project_dir``. ``hmp.restore()`` ends the casts.
+    The results of the models are float32, as under Accelerate's own mixed precision, unless ``results`` is given. With
+    ``mixed_precision="fp16"`` the lower precision is float16, where Accelerate has a GradScaler for it: on a GPU.
+    ``accelerator.end_training()`` writes the report into ``accelerator.project_dir``. ``hmp.restore()`` ends the casts.
 
     Args:
         accelerator: The Accelerator.
