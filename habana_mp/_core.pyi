@@ -168,10 +168,10 @@ def wait_for_modules(call_impl: Any, answering: Any, modules: list[Any] | None) 
 
 def stop_waiting_for_modules() -> None: ...
 def convert_model_results(
-    call_impl: Any, answering: Any, dtype: torch.dtype, convert: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+    call_impl: Any, answering: Any, dtype: torch.dtype, holds: Callable[[Any], bool], convert: Callable[[Any], Any]
 ) -> None:
-    """Makes tensors of this dtype float32 when the outermost module returns them. ``convert`` does so for results and
-    arguments that are no tensors: it takes the result and the arguments."""
+    """Makes tensors of this dtype float32 when the outermost module returns them. ``holds`` tells if an argument that
+    is no tensor holds one, and ``convert`` converts a result that is none."""
 
 def stop_converting_model_results() -> None: ...
 def count_model_results(tensors: int, bytes: int) -> None: ...

@@ -45,7 +45,8 @@ def _checked(key: object, value: object, lower: str) -> tuple[Listed, str]:
     operands, arrow, result = (
         (part.strip() for part in value.partition(RESULT)) if isinstance(value, str) else (value, "", "")
     )
-    listed = parse_line(f"{key} {arrow} {result}".strip(), source, 0)
+    is_in_key = key.replace(" ", "").endswith(f"{RESULT}{result}")
+    listed = parse_line(key if not arrow or is_in_key else f"{key} {arrow} {result}", source, 0)
     if listed.problem:
         raise ListError(f"{source}: {listed.problem}")
     is_lower = isinstance(operands, str) and operands.lower() == "lower"

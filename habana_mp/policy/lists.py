@@ -30,7 +30,7 @@ IN_MODULES = "@"
 RESULT = "->"
 #: In place of an operation: every operation that computes.
 EVERY = "*"
-#: Arrows that users write, and that are none here.
+#: Other arrows: a line with one of these is an error.
 _OTHER_ARROWS = re.compile(r"=>|-\s+>|→|⇒|--+>")
 
 

@@ -54,7 +54,7 @@ def meaning_of(name: str) -> frozenset[str] | None:
 
 def _meaning(one: Listed) -> object:
     operations = meaning_of(one.name)
-    return one.line_text if operations is None else (operations, one.products_only, one.pattern)
+    return one.line_text if operations is None else (operations, one.products_only, one.pattern, one.float32_result)
 
 
 def _parts(given: str) -> Iterable[tuple[str, Sequence[Listed]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any, TypeVar, overload
 
 import torch
@@ -86,10 +87,11 @@ def _wrap_product(function: Any, to: str) -> Any:
     if name not in ("bf16", "fp16") or dtype_meant(result) is not torch.float32:
         raise ValueError(f'`to` must be "bf16{FLOAT32_RESULT}" or "fp16{FLOAT32_RESULT}"; got {to!r}')
     operation = str(getattr(function, "__name__", ""))
-    is_builtin = any(one.object is function for one in ops.builtins_named(operation))
-    if not is_builtin or not ops.can_have_float32_result(operation):
+    is_known = any(one.object is function for one in ops.builtins_named(operation))
+    if not is_known or not isinstance(function, BuiltinFunctionType) or not ops.can_have_float32_result(operation):
         raise ValueError(
-            f"only a product of torch can have{FLOAT32_RESULT}, as torch.nn.functional.linear or torch.matmul; "
+            f"only a product that is a builtin function of torch can have{FLOAT32_RESULT} here, as torch.matmul or "
+            "torch.nn.functional.linear; a line of a list gives it to the others, as `einsum -> fp32`; "
             f"got {function!r}"
         )
     rule = ruling_in_list(operation, name + FLOAT32_RESULT).rule(operation)

@@ -5,6 +5,7 @@
 #include "engine/modules.hpp"
 #include "engine/region.hpp"
 #include "engine/state.hpp"
+#include "errors.hpp"
 #include "host/tensors.hpp"
 #include "tensor/cast.hpp"
 
@@ -14,8 +15,7 @@ ModelResults model_results;
 
 namespace {
 
-Kind lower_kind = Kind::other;
-NeverDestroyed<Owned> converter;
+NeverDestroyed<ResultSettings> settings;
 
 // True if lists lower in a call of this module, and no region that the user has opened decides there.
 bool is_lowered(PyObject* module) noexcept {
@@ -25,21 +25,34 @@ bool is_lowered(PyObject* module) noexcept {
   return policy_is_installed && base_of(state.region) == nullptr;
 }
 
-// True for arguments that hold no tensor.
-bool is_plain_value(PyObject* value) noexcept {
-  return value == Py_None || PyLong_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value);
+// True if an argument is such a tensor, or holds one.
+bool hold_tensor_of(const Arguments& arguments, Kind lower, PyObject* holds) {
+  for (Py_ssize_t i = 1; i < arguments.count(); ++i) {
+    PyObject* const value = arguments.values[i];
+    const Kind kind = host::kind_of(value);
+    if (kind == lower) return true;
+    if (kind != Kind::other && kind != Kind::sequence) continue;
+    if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)) continue;
+    const Owned answer(PyObject_CallOneArg(holds, value));
+    if (!answer) HeldError().drop();
+    if (answer.get() == Py_True) return true;
+  }
+  return false;
 }
 
 }  // namespace
 
-void set_model_results(Kind lower, PyObject* convert) noexcept {
-  lower_kind = lower;
-  *converter = Owned::borrowed_or_null(convert);
+void set_model_results(ResultSettings wanted) noexcept {
+  const ResultSettings former = std::exchange(*settings, std::move(wanted));
 }
 
-ModelCall::ModelCall(PyObject* module) noexcept
-    : is_outermost_(lower_kind != Kind::other && !thread_state.in_model && is_lowered(module)) {
+ModelCall::ModelCall(const Arguments& arguments)
+    : is_outermost_(settings->lower != Kind::other && !thread_state.in_model && is_lowered(arguments.values[0])) {
   if (!is_outermost_) return;
+  convert_ = Owned::borrowed(settings->convert.get());
+  const Kind lower = settings->lower;
+  const Owned holds = Owned::borrowed(settings->holds.get());
+  if (!hold_tensor_of(arguments, lower, holds.get())) lower_ = lower;
   thread_state.in_model = true;
   used_before_ = std::exchange(thread_state.used_lower_parameter, false);
 }
@@ -50,29 +63,18 @@ ModelCall::~ModelCall() {
   thread_state.used_lower_parameter = used_before_;
 }
 
-PyObject* ModelCall::leave(PyObject* result, const Arguments& arguments) const {
-  if (result == nullptr || !is_outermost_ || thread_state.used_lower_parameter) return result;
+PyObject* ModelCall::leave(PyObject* result) const {
+  if (result == nullptr || lower_ == Kind::other || thread_state.used_lower_parameter) return result;
   const Kind kind = host::kind_of(result);
-  if (result == Py_None || (kind != Kind::sequence && kind != Kind::other && kind != lower_kind)) return result;
-  bool are_tensors = kind == lower_kind;
-  for (Py_ssize_t i = 1; i < arguments.count(); ++i) {
-    const Kind given = host::kind_of(arguments.values[i]);
-    if (given == lower_kind) return result;
-    are_tensors = are_tensors && (is_floating(given) || is_plain_value(arguments.values[i]));
-  }
+  if (kind != lower_ && kind != Kind::sequence && kind != Kind::other) return result;
+  if (result == Py_None) return result;
   const Owned held(result);
-  if (are_tensors) {
-    tensor::CastResult made;
-    Owned left = tensor::cast(result, kind, Kind::f32, made);
-    model_results.tensors += 1;
-    model_results.bytes += made.bytes;
-    return left.release();
-  }
-  const Owned function = Owned::borrowed_or_null(converter->get());
-  const Owned given = positional_of({arguments.values + 1, arguments.positional - 1, nullptr});
-  const Owned keywords = keywords_of(arguments);
-  if (!given || !keywords) return nullptr;
-  return PyObject_CallFunctionObjArgs(function.get(), result, given.get(), keywords.get(), nullptr);
+  if (kind != lower_) return PyObject_CallOneArg(convert_.get(), result);
+  tensor::CastResult made;
+  Owned left = tensor::cast(result, kind, Kind::f32, made);
+  model_results.tensors += 1;
+  model_results.bytes += made.bytes;
+  return left.release();
 }
 
 void note_lower_parameters(const Arguments& arguments) noexcept {

@@ -12,9 +12,14 @@
 
 namespace habana_mp::engine {
 
-// Makes results of this lower kind float32; Kind::other: none. `convert` is a Python function for results and arguments
-// that are no tensors: it takes the result, the positional arguments and the keyword arguments, and returns the result.
-void set_model_results(Kind lower, PyObject* convert) noexcept;
+// Settings of the conversion. `holds` and `convert` are Python functions for arguments and results that
+// are no tensors: the first one tells if there is a tensor of the lower kind in one, the second one returns the result.
+struct ResultSettings {
+  Kind lower = Kind::other;  // other: they stay as they are
+  Owned holds;
+  Owned convert;
+};
+void set_model_results(ResultSettings settings) noexcept;
 
 // The converted tensors so far.
 struct ModelResults {
@@ -26,17 +31,20 @@ extern ModelResults model_results;
 // A call of a module. The outermost one is that of a model.
 class ModelCall {
  public:
-  explicit ModelCall(PyObject* module) noexcept;
+  // The first argument is the module.
+  explicit ModelCall(const Arguments& arguments);
   ~ModelCall();
   ModelCall(const ModelCall&) = delete;
   ModelCall& operator=(const ModelCall&) = delete;
 
   [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
-  // Returns the result of the call as it leaves the model. The first argument is the module.
-  PyObject* leave(PyObject* result, const Arguments& arguments) const;
+  // Returns the result of the call as it leaves the model.
+  PyObject* leave(PyObject* result) const;
 
  private:
   bool is_outermost_;
+  Kind lower_ = Kind::other;  // of the results that become float32; other: an argument has it
+  Owned convert_;             // held, since the model may call `restore`
   bool used_before_ = false;
 };
 

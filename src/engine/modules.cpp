@@ -71,10 +71,10 @@ template <PyObject* (*call)(PyObject* const*, std::size_t, PyObject*)>
 PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   if (count == 0) return call_tap.call(values, flagged_count, keywords);
-  const ModelCall model(values[0]);
+  const ModelCall model({values, count, keywords});
   if (!model.is_outermost()) [[likely]]
     return call(values, flagged_count, keywords);
-  return model.leave(call(values, flagged_count, keywords), {values, count, keywords});
+  return model.leave(call(values, flagged_count, keywords));
 }
 
 bool is_wanted() { return is_followed || lists_wait_for_modules || rules_depend_on_modules || results_are_converted; }
@@ -143,16 +143,16 @@ void take_rules_out_of_modules() noexcept {
   set_module_rules(nullptr);
 }
 
-bool convert_model_results(PyObject* call_impl, PyObject* answering, Kind lower, PyObject* convert) {
+bool convert_model_results(PyObject* call_impl, PyObject* answering, ResultSettings settings) {
   if (!can_follow_modules(call_impl)) return false;
-  set_model_results(lower, convert);
+  set_model_results(std::move(settings));
   if (!std::exchange(results_are_converted, true)) put_stub_in(call_impl, answering);
   return true;
 }
 
 void stop_converting_model_results() noexcept {
   if (std::exchange(results_are_converted, false)) keep_wanted_stub();
-  set_model_results(Kind::other, nullptr);
+  set_model_results({});
 }
 
 bool lists_wait_for_a_module() noexcept { return lists_wait_for_modules; }

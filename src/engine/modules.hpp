@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "rules/kind.hpp"
+#include "engine/model_results.hpp"
 
 namespace habana_mp::engine {
 
@@ -37,7 +37,7 @@ void take_rules_out_of_modules() noexcept;
 
 // Makes what leaves a model float32, or no longer (model_results.hpp). False with a Python exception set if the
 // function's slot is not as expected.
-bool convert_model_results(PyObject* call_impl, PyObject* answering, Kind lower, PyObject* convert);
+bool convert_model_results(PyObject* call_impl, PyObject* answering, ResultSettings settings);
 void stop_converting_model_results() noexcept;
 
 // True after wait_for_modules.

@@ -33,12 +33,12 @@ void look_at(PyObject* value, Operands& seen) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) look_at(PySequence_Fast_GET_ITEM(value, i), seen);
   }
   if (!is_floating(kind)) return;
+  seen.are_tracked = seen.are_tracked || host::requires_grad(value);
   DLTensor view;
   if (!host::is_plain_tensor(value) || !host::view_on_cpu(value, view)) {
     seen.are_plain = false;
     return;
   }
-  seen.are_tracked = seen.are_tracked || host::requires_grad(value);
   seen.values += host::count_elements(value);
 }
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from habana_mp import ListError, hmp
 from habana_mp.patches.torch import products as products_patch
+from habana_mp.policy.lists_diff import difference
 from helpers.each import each
 from helpers.lists import write_list
 
@@ -231,6 +232,39 @@ def test_transforms_and_second_derivatives() -> None:
     torch.testing.assert_close(second, wanted, rtol=2e-2, atol=5e-1)
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
+@each("call", [F.linear, lambda x, w: x @ w.t(), lambda x, w: torch.bmm(x[None], w.t()[None])[0]])
+def test_an_operand_of_a_subclass_gets_its_gradient(call: Call) -> None:
+    hmp.convert(preset="torch-cpu", rules=dict.fromkeys(LISTED, "lower -> fp32"))
+    weight = nn.Parameter(torch.randn(4, 8).as_subclass(Subclass))
+    call(torch.randn(2, 8), weight).sum().backward()
+    assert weight.grad is not None
+
+
+@each("name", ["linear of a vector", "linear", "bmm", "conv2d", "einsum"])
+def test_results_can_be_written_into(name: str) -> None:
+    call, sizes, _ = CALLS[name]
+    values = [torch.randn(one, requires_grad=True) for one in sizes]
+    convert()
+    gradients = torch.autograd.grad(call(*values).add_(1).relu_().sum(), values)
+    expected = torch.autograd.grad((call(*values) + 1).relu().sum(), values)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
+
+
+def test_torch_jit_records_it() -> None:
+    hmp.convert(preset="torch-cpu", rules=dict.fromkeys(LISTED, "lower -> fp32"))
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2)), torch.randn(3, 8)
+    traced = torch.jit.trace(model, x)
+    assert torch.equal(traced(x), model(x))
+    exported = torch.export.export(model, (x,)).module()
+    assert torch.equal(exported(x), model(x))
+    exported(x).sum().backward()
+    assert all(one.grad is not None for one in exported.parameters())
+
+
 def test_op_wrap_gives_one_product_a_float32_result() -> None:
     product = hmp.op_wrap(F.linear, to="bf16 -> fp32")
     x, w = torch.randn(3, 20), torch.randn(4, 20)
@@ -290,3 +324,9 @@ def test_lines_that_disagree_are_an_error(tmp_path: Path) -> None:
         with pytest.raises(ListError, match=r"rules\['linear'\]"):
             hmp.convert(rules={"linear": value})
     assert not hmp.is_converted()
+
+
+def test_a_comparison_of_lists_sees_it(tmp_path: Path) -> None:
+    files = [write_list(tmp_path / name, [line]) for name, line in (("a.txt", "linear"), ("b.txt", "linear -> fp32"))]
+    assert difference(files[0], files[0]) == []
+    assert [line.rpartition(": ")[2] for line in difference(*files)] == ["linear  listed", "linear -> fp32  listed"]

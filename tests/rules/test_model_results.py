@@ -1,4 +1,4 @@
-"""What leaves a model under `results="fp32"`."""
+"""Results of models under `results="fp32"`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cache:
 
 
 class Model(nn.Module):
-    """Returns what it is told to make of the product."""
+    """Returns what `make` makes of the product."""
 
     def __init__(self, make: Callable[[Tensor], Any] = lambda x: x) -> None:
         super().__init__()
@@ -103,6 +103,57 @@ def test_what_the_model_holds_is_not_written_to() -> None:
     assert result["cache"] is kept["cache"]
     assert kept["cache"].keys.dtype is torch.bfloat16
     assert seen == [torch.bfloat16]
+
+
+class Refusing(list[Any]):
+    def __init__(self, one: Any, other: Any) -> None:
+        super().__init__([one, other])
+
+    def __setitem__(self, *_: Any) -> None:
+        raise TypeError("it refuses")
+
+
+def test_no_container_makes_a_call_fail() -> None:
+    def circle(x: Tensor) -> Any:
+        made: dict[str, Any] = {"x": x}
+        made["again"] = [made]
+        return made
+
+    hmp.convert(preset="recommended")
+    found = Model(circle)(torch.randn(3, 8))
+    assert found["x"].dtype is torch.float32
+    assert found["again"][0]["x"] is not None
+    refused = Model(lambda x: Refusing(x, 3))(torch.randn(3, 8), found)
+    assert type(refused) is Refusing
+    assert refused[0].dtype is torch.bfloat16
+    twice = Model(lambda x: (shared := [x], shared))(torch.randn(3, 8))
+    assert twice[0] is twice[1]
+
+
+def test_what_the_model_writes_into_its_arguments_does_not_count() -> None:
+    class Filling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            batch["out"] = self.linear(batch["x"])
+            return batch["out"]
+
+    hmp.convert(preset="recommended")
+    assert Filling()({"x": torch.randn(3, 8)}).dtype is torch.float32
+    assert torch.compile(Filling(), backend="eager")({"x": torch.randn(3, 8)}).dtype is torch.float32
+
+
+@each("name", CONTAINERS)
+def test_a_model_may_restore(name: str) -> None:
+    def make(x: Tensor) -> Any:
+        hmp.restore()
+        return CONTAINERS[name](x)
+
+    hmp.convert(preset="recommended")
+    result = Model(make)(torch.randn(3, 8))
+    assert {one.dtype for one in tensors(result) if one.is_floating_point()} == {torch.float32}
 
 
 def test_a_model_in_lower_precision_stays_what_it_is() -> None:

@@ -12,20 +12,73 @@ from typing import Any
 
 import torch
 
-#: Tensors, and what they became.
-Converted = list[tuple[torch.Tensor, torch.Tensor]]
 
-
-def in_float32(result: Any, given: Any, dtype: torch.dtype, converted: Converted) -> Any:
-    """Returns the result with its tensors of this dtype in float32, unless an argument holds such a tensor. Fills
-    ``converted``."""
-    return result if _holds(given, dtype) else _made(result, dtype, converted)
-
-
-def _holds(value: Any, dtype: torch.dtype) -> bool:
+def holds_dtype(value: Any, dtype: torch.dtype, seen: set[int] | None = None) -> bool:
+    """True if a tensor of this dtype is in the value."""
     if isinstance(value, torch.Tensor):
         return value.dtype is dtype
-    return any(_holds(one, dtype) for one in _parts(value))
+    parts = _parts(value)
+    if not parts or _is_seen(value, seen := set() if seen is None else seen):
+        return False
+    return any([holds_dtype(one, dtype, seen) for one in parts])  # noqa: C419  # Dynamo reads no generator
+
+
+class InFloat32:
+    """Makes values of results, with their tensors of one dtype in float32. Each tensor and each container is made
+    once."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        #: Tensors, and what they became.
+        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: What containers became, by their ids; while one is made, itself.
+        self._made: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        """Returns the value, or another one of its class if something in it was converted."""
+        return self._of(value)[0]
+
+    def _of(self, value: Any) -> tuple[Any, bool]:
+        """Returns the value, and whether it is another one."""
+        if isinstance(value, torch.Tensor):
+            return (self._of_tensor(value), True) if value.dtype is self._dtype else (value, False)
+        before = _parts(value)
+        if not before:
+            return value, False
+        in_graph = torch.compiler.is_dynamo_compiling()
+        if not in_graph and id(value) in self._made:
+            made = self._made[id(value)]
+            return made, made is not value
+        if not in_graph:
+            self._made[id(value)] = value
+        after, changed = [], False
+        for one in before:
+            part, is_other = self._of(one)
+            after.append(part)
+            changed = changed or is_other
+        if not changed:
+            return value, False
+        made = _rebuilt_in_graph(value, after) if in_graph else _rebuilt(value, after)
+        if not in_graph:
+            self._made[id(value)] = made
+        return made, True
+
+    def _of_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        for before, after in self.tensors:
+            if before is value:
+                return after
+        made = value.float()
+        self.tensors.append((value, made))
+        return made
+
+
+def _is_seen(value: Any, seen: set[int]) -> bool:
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    return False
 
 
 def _is_dataclass(value: Any) -> bool:
@@ -43,39 +96,34 @@ def _parts(value: Any) -> list[Any]:
     return []
 
 
-def _made(value: Any, dtype: torch.dtype, converted: Converted) -> Any:
-    """Returns the value, or another one of its class if something in it was converted."""
-    if isinstance(value, torch.Tensor):
-        return _made_of_tensor(value, dtype, converted)
-    before = _parts(value)
-    after = [_made(one, dtype, converted) for one in before]
-    if all(one is other for one, other in zip(before, after, strict=True)):
-        return value
-    if isinstance(value, (tuple, list)):
-        return type(value)(*after) if hasattr(value, "_fields") else type(value)(after)
-    if torch.compiler.is_dynamo_compiling():  # which cannot copy
-        return type(value)(**_named(value, after)) if _is_dataclass(value) else type(value)(_named(value, after))
-    made = copy.copy(value)
-    if isinstance(value, dict):
-        for name, one in zip(value, after, strict=True):
-            made[name] = one
-        return made
-    for name, one in _named(value, after).items():
-        object.__setattr__(made, name, one)
-    return made
-
-
-def _named(value: Any, after: list[Any]) -> dict[str, Any]:
+def _named(value: Any, after: list[Any]) -> dict[Any, Any]:
     names = value if isinstance(value, dict) else [one.name for one in dataclasses.fields(value)]
     return dict(zip(names, after, strict=True))
 
 
-def _made_of_tensor(value: torch.Tensor, dtype: torch.dtype, converted: Converted) -> torch.Tensor:
-    if value.dtype is not dtype:
+def _rebuilt(value: Any, after: list[Any]) -> Any:
+    """Returns a copy of the container with these parts, or the container itself if its class refuses."""
+    try:
+        if isinstance(value, tuple):
+            return type(value)(*after) if hasattr(value, "_fields") else type(value)(after)
+        made = copy.copy(value)
+        if isinstance(value, list):
+            made[:] = after
+        elif isinstance(value, dict):
+            for name, one in _named(value, after).items():
+                made[name] = one
+        else:
+            for name, one in _named(value, after).items():
+                object.__setattr__(made, name, one)
+    except Exception:  # a class of the user's may raise anything
         return value
-    for before, after in converted:
-        if before is value:
-            return after
-    made = value.float()
-    converted.append((value, made))
     return made
+
+
+def _rebuilt_in_graph(value: Any, after: list[Any]) -> Any:
+    """The same, where Dynamo reads. It cannot copy: other classes stay as they are."""
+    if isinstance(value, (tuple, list)) and (type(value) in (tuple, list) or hasattr(value, "_fields")):
+        return type(value)(*after) if hasattr(value, "_fields") else type(value)(after)
+    if _is_dataclass(value) and all([one.init for one in dataclasses.fields(value)]):  # noqa: C419
+        return type(value)(**_named(value, after))
+    return _named(value, after) if type(value) is dict else value

@@ -13,7 +13,7 @@ from habana_mp import _core
 from habana_mp.common.ledger import require
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import run_by_python
-from habana_mp.patches.tools.in_containers import Converted, in_float32
+from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch.module_calls import CALLS, can_tap_calls, modules_in_graphs
 
@@ -32,13 +32,17 @@ class ModelResults(Patch):
         dtype = settings.options.lower_dtype
 
         @run_by_python
-        def convert(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            converted: Converted = []
-            made = in_float32(result, (args, kwargs), dtype, converted)
-            _core.count_model_results(len(converted), sum(one.nbytes for _, one in converted))
-            return made
+        def convert(result: Any) -> Any:
+            made = InFloat32(dtype)
+            converted = made.of(result)
+            _core.count_model_results(len(made.tensors), sum(one.nbytes for _, one in made.tensors))
+            return converted
 
-        _core.convert_model_results(*direct_calls.begin("results"), dtype, convert)
+        @run_by_python
+        def is_lower(value: Any) -> bool:
+            return holds_dtype(value, dtype)
+
+        _core.convert_model_results(*direct_calls.begin("results"), dtype, is_lower, convert)
         modules_in_graphs.begin("results", dtype)
 
     def uninstall(self) -> None:

@@ -17,7 +17,7 @@ from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
-from habana_mp.patches.tools.in_containers import in_float32
+from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.tools.when_imported import WhenImported
@@ -193,11 +193,15 @@ def _call_in_place(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_as_region_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return in_float32(_call_as_region(module, *args, **kwargs), (args, kwargs), _lower(), [])
+    stays = holds_dtype((args, kwargs), _lower())
+    result = _call_as_region(module, *args, **kwargs)
+    return result if stays else InFloat32(_lower()).of(result)
 
 
 def _call_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return in_float32(_call_in_place(module, *args, **kwargs), (args, kwargs), _lower(), [])
+    stays = holds_dtype((args, kwargs), _lower())
+    result = _call_in_place(module, *args, **kwargs)
+    return result if stays else InFloat32(_lower()).of(result)
 
 
 @constant_in_graph

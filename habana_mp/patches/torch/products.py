@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -125,8 +125,8 @@ class _Widened(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(cast: Tensor, given: Tensor, is_compiled: bool) -> Tensor:
-        return _in_float32(cast, is_compiled)
+    def forward(operand: Tensor, given: Tensor, is_compiled: bool) -> Tensor:
+        return _in_float32(operand, is_compiled)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -141,28 +141,6 @@ class _Widened(Function):
         return of_given.float()
 
 
-class _RoundedGradient(Function):
-    """A tensor as it is, whose gradient is rounded to a dtype."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, dtype: torch.dtype, is_compiled: bool) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.dtype, ctx.is_compiled = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _in_float32(gradient.to(ctx.dtype), ctx.is_compiled), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return tangent.view_as(tangent)
-
-
 def widened(operands: tuple[Any, ...], given: tuple[Any, ...], is_traced: bool) -> tuple[Any, ...]:
     """Returns the operands of a product in float32. Their gradients go to the arguments as they were given."""
     is_compiled = is_traced and _is_compiled()
@@ -174,8 +152,8 @@ def _widened(operand: Any, given: Any, is_compiled: bool) -> Any:
         return type(operand)([_widened(one, its, is_compiled) for one, its in zip(operand, given, strict=True)])
     if not isinstance(operand, Tensor) or operand.dtype not in (torch.bfloat16, torch.float16):
         return operand
-    if given.requires_grad and torch.is_grad_enabled():
-        return _apply(_Widened, operand, given, is_compiled)
+    if given.requires_grad and torch.is_grad_enabled() and not _is_recorded():
+        return _apply(_Widened, operand.detach(), given, is_compiled)
     return _in_float32(operand, is_compiled)
 
 
@@ -198,6 +176,12 @@ def _operator() -> Any:
     return torch.ops.habana_mp.widened.default
 
 
+def _is_recorded() -> bool:
+    """True while torch.jit or torch.export records calls. The record holds no function of Python: there gradients go
+    through the casts."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
 def _is_compiled() -> bool:
     """True while torch.compile traces, and not an export: its graphs run without this package."""
     is_traced = torch.compiler.is_compiling() or (holds(_TRACED, _tells_of_tracing) and _is_traced_by_dynamo())
@@ -214,10 +198,12 @@ def _tells_of_tracing() -> bool:
 
 
 def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -> Tensor:
-    """Returns the result of a product, so that its gradient is rounded once."""
-    if not result.requires_grad:
-        return result
-    return _apply(_RoundedGradient, result, dtype, is_traced and _is_compiled())
+    """Returns the result of a product, so that its gradient is rounded once. A function of autograd would return a
+    view, which nothing may write into."""
+    if result.requires_grad and not _is_recorded():
+        is_compiled, hooked = is_traced and _is_compiled(), cast(Any, result)
+        hooked.register_hook(lambda gradient: _in_float32(gradient.to(dtype), is_compiled))
+    return result
 
 
 def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
@@ -283,7 +269,12 @@ def _call_linear(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | No
         return NotImplemented
     if not _is_bias(bias, weight.shape[0], input.dtype if given is None else None):
         return NotImplemented
-    return _apply(_Rows, input, weight, bias, *(given or ())[:2])
+    return _apply(_Rows, *_data(input, weight, given), bias, *(given or ())[:2])
+
+
+def _data(input: Tensor, weight: Tensor, given: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
+    """Returns the operands; without their graph if the gradients go to ``given``."""
+    return (input.detach(), weight.detach()) if given else (input, weight)
 
 
 def _is_bias(bias: Any, length: int, dtype: torch.dtype | None) -> bool:
@@ -300,7 +291,7 @@ def _call_addmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | Non
     bias, input, weight = arguments
     if bias is None or not _is_bias(bias, weight.shape[1], input.dtype if given is None else None):
         return NotImplemented
-    return _apply(_Rows, input, weight.t(), bias, *((given[1], given[2].t()) if given else ()))
+    return _apply(_Rows, *_data(input, weight.t(), given), bias, *((given[1], given[2].t()) if given else ()))
 
 
 def _call_mm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
@@ -310,7 +301,8 @@ def _call_mm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) 
 
 
 def _rows_of_matrix(arguments: tuple[Tensor, Tensor], given: tuple[Any, ...] | None) -> Tensor:
-    return _apply(_Rows, arguments[0], arguments[1].t(), None, *((given[0], given[1].t()) if given else ()))
+    operands = _data(arguments[0], arguments[1].t(), given)
+    return _apply(_Rows, *operands, None, *((given[0], given[1].t()) if given else ()))
 
 
 def _call_bmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:

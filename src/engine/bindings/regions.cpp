@@ -76,8 +76,9 @@ py::tuple exact_rules() {
 // A call of a module that a compiler traces: the module counts as running until it leaves.
 class TracedCall {
  public:
-  explicit TracedCall(const py::object& module)
-      : model_(std::make_unique<engine::ModelCall>(module.ptr())), call_(watch::enter_call(module.ptr())) {
+  explicit TracedCall(const py::object& module) : call_(watch::enter_call(module.ptr())) {
+    PyObject* const values[] = {module.ptr()};
+    model_ = std::make_unique<engine::ModelCall>(engine::Arguments{values, 1, nullptr});
     or_throw(call_ != nullptr);
     const std::optional<const engine::RuleSet*> rules = engine::rules_in_module(module.ptr());
     or_throw(rules.has_value());

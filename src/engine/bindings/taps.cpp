@@ -107,9 +107,10 @@ void register_taps(py::module_& module) {
   module.def("stop_following_modules", &engine::stop_following_modules);
   module.def("stop_waiting_for_modules", &engine::stop_waiting_for_modules);
   module.def("convert_model_results", [](const py::object& call_impl, const py::object& answering,
-                                         const py::object& dtype, const py::object& convert) {
-    or_throw(engine::convert_model_results(call_impl.ptr(), answering.ptr(), host::kind_of_dtype(dtype.ptr()),
-                                           convert.ptr()));
+                                         const py::object& dtype, const py::object& holds, const py::object& convert) {
+    or_throw(engine::convert_model_results(
+        call_impl.ptr(), answering.ptr(),
+        {host::kind_of_dtype(dtype.ptr()), Owned::borrowed(holds.ptr()), Owned::borrowed(convert.ptr())}));
   });
   module.def("stop_converting_model_results", &engine::stop_converting_model_results);
   module.def("count_model_results", [](std::uint64_t tensors, std::uint64_t bytes) {
