@@ -184,7 +184,7 @@ def _is_recorded() -> bool:
 
 def _is_compiled() -> bool:
     """True while torch.compile traces, and not an export: its graphs run without this package."""
-    is_traced = torch.compiler.is_compiling() or (holds(_TRACED, _tells_of_tracing) and _is_traced_by_dynamo())
+    is_traced = torch.compiler.is_compiling() or (_can_tell_of_tracing() and _is_traced_by_dynamo())
     return is_traced and not torch.compiler.is_exporting()
 
 
@@ -193,8 +193,8 @@ def _is_traced_by_dynamo() -> bool:
     return context.try_get() is not None
 
 
-def _tells_of_tracing() -> bool:
-    return isinstance(_is_traced_by_dynamo(), bool)
+def _can_tell_of_tracing() -> bool:
+    return holds(_TRACED, lambda: isinstance(_is_traced_by_dynamo(), bool))
 
 
 def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -> Tensor:
@@ -370,6 +370,9 @@ _TRACKED: dict[str, Callable[..., Any]] = {
 
 class Products(Patch):
     """Sets how products in lower precision are computed on this processor."""
+
+    def check(self, settings: Settings) -> None:
+        _can_tell_of_tracing()
 
     def install(self, settings: Settings) -> None:
         _core.set_products(
