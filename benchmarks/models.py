@@ -1,6 +1,6 @@
 """Compares whole models: hmp.convert with torch.autocast, FP32, and the model converted to bfloat16.
 
-    python benchmarks/models.py [--small | --kinds] [--within | --recommended] [--only CASE[,CASE]] [--quick]
+    python benchmarks/models.py [--small | --kinds] [--within | --recommended | --sums] [--only CASE[,CASE]] [--quick]
         [--threads N | --busy] [--write]
 
 All contenders run the same model in turn, round after round. Each contender has its own process, as in real use, so its
@@ -21,6 +21,8 @@ AVX-512 or AVX2 and no bfloat16 instructions:
 
     ONEDNN_MAX_CPU_ISA=AVX512_CORE HABANA_MP_KERNELS=avx512
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 HABANA_MP_KERNELS=avx2
+
+--sums compares preset="recommended" with float32 results of the head (`linear @ head -> fp32`), and of all products.
 
 --busy is for a machine that other programs use: one thread, and processor time instead of elapsed time.
 """
@@ -77,6 +79,10 @@ class Way:
     step: State = nullcontext
 
 
+#: Float32 results: of the head, which networks.Llama computes itself, and of all products.
+HEAD = {"linear @ Llama": "lower -> fp32", "linear @ Llama.layers": "lower"}
+SUMS = dict.fromkeys(("linear", "matmul", "bmm"), "lower -> fp32")
+
 WAYS = {
     "FP32": Way(),
     "autocast": Way(forward=autocast),
@@ -86,6 +92,8 @@ WAYS = {
     "hmp within": Way(lambda: converted(preset="torch-cpu", within="modules"), step=hmp.disable_casts),
     "hmp default within": Way(lambda: converted(within="modules"), step=hmp.disable_casts),
     "hmp recommended": Way(lambda: converted(preset="recommended"), step=hmp.disable_casts),
+    "hmp head": Way(lambda: converted(preset="recommended", rules=HEAD), step=hmp.disable_casts),
+    "hmp sums": Way(lambda: converted(preset="recommended", rules=SUMS), step=hmp.disable_casts),
     # For benchmarks/allocator.py.
     "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
@@ -94,6 +102,8 @@ CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
 LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
 #: For --within. Autocast is among them because its difference from FP32 sets the limit for the others.
 WHERE = ("autocast", "hmp", "hmp within", "hmp default", "hmp default within")
+#: For --sums.
+WITH_SUMS = ("FP32", "autocast", "hmp recommended", "hmp head", "hmp sums")
 #: For --recommended.
 RECOMMENDED = ("FP32", "autocast", "hmp recommended")
 
@@ -492,6 +502,11 @@ def recommended_cells(result: Result) -> list[str]:
     return [result.title, f"{result.contenders['hmp recommended'].median * 1e3:.2f}", *cells]
 
 
+def sums_cells(result: Result) -> list[str]:
+    cells = [ratio(result, "hmp recommended", name) for name in ("hmp head", "hmp sums", "FP32")]
+    return [result.title, f"{result.contenders['hmp recommended'].median * 1e3:.2f}", *cells]
+
+
 @dataclass
 class Table:
     """A table of docs/performance.md: its name in the page, its columns with their widths in a terminal, and the
@@ -532,6 +547,11 @@ RECOMMENDED_TABLE = Table(
     [_TIMES[0], ("recommended, ms", 16), ("x FP32", 8), _HALF, ("x autocast", 11), _HALF],
     recommended_cells,
 )
+SUMS_TABLE = Table(
+    "sums",
+    [_TIMES[0], ("recommended, ms", 16), ("head, x its time", 18), ("all, x its time", 17), ("FP32, x its time", 18)],
+    sums_cells,
+)
 KINDS_TABLE = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
 SMALL_TABLE = Table("small", [*_TIMES, _HALF, ("x FP32", 8), _DEFAULT, _HALF], small_cells)
 
@@ -547,7 +567,7 @@ def training_mean(results: list[Result]) -> str:
 
 def mean_of(results: list[Result], table: Table) -> str:
     """Returns a line that summarizes the rows of a table, or nothing."""
-    if table is WITHIN_TABLE:
+    if table in (WITHIN_TABLE, SUMS_TABLE):
         return ""
     if table is not RECOMMENDED_TABLE:
         return training_mean(results)
@@ -582,6 +602,7 @@ def main() -> None:
     parser.add_argument("--kinds", action="store_true", help="small networks of other kinds")
     parser.add_argument("--within", action="store_true", help='convert(within="modules") beside convert()')
     parser.add_argument("--recommended", action="store_true", help='preset="recommended" beside FP32 and autocast')
+    parser.add_argument("--sums", action="store_true", help="float32 results of products beside recommended")
     parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(ALL_CASES))
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument("--threads", type=int, default=2, help="default 2")
@@ -605,9 +626,12 @@ def main() -> None:
         table = RECOMMENDED_TABLE
     elif options.within:
         table = WITHIN_TABLE
+    elif options.sums:
+        table = SUMS_TABLE
     else:
         table = SMALL_TABLE if options.small else KINDS_TABLE if options.kinds else MODELS_TABLE
-    contenders = {WITHIN_TABLE.name: WHERE, RECOMMENDED_TABLE.name: RECOMMENDED}.get(table.name)
+    chosen = {WITHIN_TABLE.name: WHERE, RECOMMENDED_TABLE.name: RECOMMENDED, SUMS_TABLE.name: WITH_SUMS}
+    contenders = chosen.get(table.name)
     print(about)
     table.show(table.headings)
     results = []
