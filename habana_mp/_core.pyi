@@ -179,7 +179,7 @@ def model_results() -> tuple[int, int]:
     """Returns the number of tensors that were converted so far, and the bytes of the new ones."""
 
 def in_model() -> bool:
-    """True in a call of an outermost module whose results are converted."""
+    """True in a call of an outermost module, if its results are converted."""
 
 def exchange_in_model(in_model: bool) -> bool: ...
 def follow_modules(call_impl: Any, answering: Any, /) -> None:

@@ -44,22 +44,13 @@ class CompiledSearch(Search):
         return deviations(tried, self._exact) if self._rounds else deviations(self._compiled.outcome, tried)
 
     def _with_sum_if_enough(
-        self, line: Line, others: Sequence[Line], after: Deviations, progress: Progress
+        self, sites: Sequence[Site], others: Sequence[Line], after: Deviations, progress: Progress
     ) -> tuple[Deviations, bool]:
         """Compiled code and eager code compute products in the same way."""
         return after, False
 
-    def _finding(
-        self,
-        sites: Sequence[Site],
-        before: Deviations,
-        after: Deviations,
-        step: int,
-        *,
-        is_one_of: bool = False,
-        sums: bool = False,
-    ) -> Finding:
-        which = "this line and those of the other findings" if is_one_of else "this line"
+    def _finding(self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, **how: bool) -> Finding:
+        which = "this line and those of the other findings" if how.get("is_one_of") else "this line"
         changed = f"if compiled code rounds {which}" if self._rounds else f"with {which} of eager code in float32"
         return compiled_finding(
             sites,

@@ -28,7 +28,6 @@ from habana_mp.diagnosis.exact import (
     with_rounded_operands,
 )
 from habana_mp.diagnosis.sites import Line, Locator, Site, Sites
-from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.pytree import tree_map
@@ -150,6 +149,7 @@ class InFloat32(Observer):
         lines: frozenset[Line] | None = None,
         *,
         sums: frozenset[Line] = frozenset(),
+        operands: torch.dtype = torch.bfloat16,
         rounded: torch.dtype | None = None,
         rounded_lines: frozenset[Line] = frozenset(),
         sign: int = 1,
@@ -157,8 +157,8 @@ class InFloat32(Observer):
         super().__init__(locator)
         self._lines = None if lines is None else lines | sums
         self._operations = None if self._lines is None else {one.operation for one in self._lines}
-        #: The lines whose products have rounded operands.
-        self._sums = sums
+        #: The lines whose products have operands in this precision.
+        self._sums, self._precision_of_operands = sums, operands
         #: The weights at these lines are disturbed by their rounding to this precision, times `sign`.
         self._rounded, self._rounded_lines, self._sign = rounded, rounded_lines, sign
         self.samples: Samples = {}
@@ -190,7 +190,7 @@ class InFloat32(Observer):
         with casts_off():
             given = call.arguments, call.keywords
             if line in self._sums:
-                given = with_rounded_operands(operation, *given, _lower_dtype())
+                given = with_rounded_operands(operation, *given, self._precision_of_operands)
             arguments, keywords = in_float32(given, other)
             try:
                 result = call.called(*arguments, **keywords)
@@ -226,11 +226,6 @@ class Compiled(Observer):
     def observing(self) -> Iterator[None]:
         with compiled_anew(self.unrounded, self._rounded):
             yield
-
-
-def _lower_dtype() -> torch.dtype:
-    policy = installation.policy
-    return torch.float16 if policy is not None and policy.lower == "fp16" else torch.bfloat16
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ class RunMode:
     lines: frozenset[Line] | None = None
     #: The lines whose products have operands in lower precision, and a float32 result.
     sums: frozenset[Line] = frozenset()
+    operands: torch.dtype = torch.bfloat16
     #: The weights are disturbed by their rounding to this precision, times `sign`.
     rounded: torch.dtype | None = None
     #: Only the weights at these lines are disturbed.
@@ -102,7 +103,13 @@ def observer_of(mode: RunMode, locator: Locator, samples: Samples) -> Observer:
     if mode.compiled:
         return Compiled(locator, mode.lines)
     return InFloat32(
-        locator, mode.lines, sums=mode.sums, rounded=mode.rounded, rounded_lines=mode.rounded_lines, sign=mode.sign
+        locator,
+        mode.lines,
+        sums=mode.sums,
+        operands=mode.operands,
+        rounded=mode.rounded,
+        rounded_lines=mode.rounded_lines,
+        sign=mode.sign,
     )
 
 

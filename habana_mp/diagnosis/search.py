@@ -13,7 +13,7 @@ from time import perf_counter
 from habana_mp import ops
 from habana_mp.diagnosis.findings import Finding, finding
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
-from habana_mp.diagnosis.runs import RunMode, Runs
+from habana_mp.diagnosis.runs import RunMode, Runs, lowest_of
 from habana_mp.diagnosis.sites import Line, Site
 
 Progress = Callable[[str], None]
@@ -48,7 +48,7 @@ class Search:
             after = self._with_exact((line,))
             gain = _gain(before, self._tolerances.excess(after))
             if gain > 0:
-                after, sums = self._with_sum_if_enough(line, (), after, progress)
+                after, sums = self._with_sum_if_enough(by_line[line], (), after, progress)
                 mended.append((gain, self._finding(by_line[line], self._found, after, step, sums=sums)))
             if self._is_mended(after):
                 return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
@@ -61,7 +61,7 @@ class Search:
         found = []
         for line, without in needed.items():
             others = [other for other in needed if other != line]
-            with_line, sums = self._with_sum_if_enough(line, others, after, progress)
+            with_line, sums = self._with_sum_if_enough(by_line[line], others, after, progress)
             gain = _gain(self._tolerances.excess(without), self._tolerances.excess(after))
             found.append((gain, by_line[line], without, with_line, sums))
         found.sort(key=lambda one: -one[0])
@@ -72,16 +72,17 @@ class Search:
         ]
 
     def _with_sum_if_enough(
-        self, line: Line, others: Sequence[Line], after: Deviations, progress: Progress
+        self, sites: Sequence[Site], others: Sequence[Line], after: Deviations, progress: Progress
     ) -> tuple[Deviations, bool]:
-        """Returns the deviations with a float32 result of the line's product and True, if the step is then as good as
-        ``after``, with the line in float32: within what is allowed, or nearly as near. Otherwise ``after`` and
-        False."""
+        """Returns the deviations with a float32 result of the product at these sites of a line and True, if the step is
+        then as good as ``after``, with the line in float32: within what is allowed, or nearly as near. Otherwise
+        ``after`` and False."""
+        line = sites[0].where
         if not ops.can_have_float32_result(line.operation) or self.count >= _MOST_RUNS:
             return after, False
         self._tell(progress, f"with a float32 result of `{line.operation}` at {line.place}")
         self.count += 1
-        mode = RunMode(lines=frozenset(others), sums=frozenset((line,)))
+        mode = RunMode(lines=frozenset(others), sums=frozenset((line,)), operands=lowest_of(sites))
         tried = deviations(self._runs.run(mode, {}).outcome, self._exact)
         excess, allowed = self._tolerances.excess(tried), self._tolerances.excess(after)
         is_enough = all(one <= max(1.0, 1.25 * allowed.get(what, 1.0)) for what, one in excess.items())
@@ -118,17 +119,9 @@ class Search:
                 needed[line] = tried
         return needed, after
 
-    def _finding(
-        self,
-        sites: Sequence[Site],
-        before: Deviations,
-        after: Deviations,
-        step: int,
-        *,
-        is_one_of: bool = False,
-        sums: bool = False,
-    ) -> Finding:
-        return finding(sites, before, after, step, is_one_of=is_one_of, sums=sums)
+    def _finding(self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, **how: bool) -> Finding:
+        """Returns the finding; ``how``: as of :func:`finding`."""
+        return finding(sites, before, after, step, **how)
 
     def _tell(self, progress: Progress, what: str) -> None:
         left = ""

@@ -139,7 +139,7 @@ def _problem_of_result(name: str, named: str, result: str) -> str:
     if IN_MODULES in result:
         _, _, pattern = (part.strip() for part in result.partition(IN_MODULES))
         return f"the modules stand before the arrow: write `{named} {IN_MODULES} {pattern}{FLOAT32_RESULT}`"
-    if result != FLOAT32_RESULT.rpartition(" ")[2]:
+    if result != "fp32":
         got = f"`{_shorten(result)}`" if result else f"nothing after `{RESULT}`"
         return f"the result of a product can be in fp32 only: write `{named}{FLOAT32_RESULT}`; got {got}"
     if name == EVERY:

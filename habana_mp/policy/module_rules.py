@@ -11,7 +11,6 @@ from habana_mp.common.errors import ListError
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.names import Assignment, check_result, operations_of, operations_that_compute
 from habana_mp.policy.patterns import Match, Matcher, Path, literals_in, may_meet
-from habana_mp.policy.precisions import FLOAT32_RESULT
 
 #: The precision of each operation, and the line that gives it.
 Decided = Mapping[str, tuple[str, Listed]]
@@ -52,7 +51,7 @@ class ModuleRules:
         for rule in rules:
             try:
                 resolved = None if _means_every(rule.listed) else operations_of(rule.listed)
-                check_result(rule.listed, rule.precision.removesuffix(FLOAT32_RESULT), resolved)
+                check_result(rule.listed, rule.precision, resolved)
                 self._operations[rule.listed] = resolved
             except ListError as error:
                 self.problems.append(str(error))

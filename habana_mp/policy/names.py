@@ -61,7 +61,7 @@ class Assignment:
             return
         try:
             resolved = operations_of(listed)
-            check_result(listed, kind.removesuffix(FLOAT32_RESULT), resolved)
+            check_result(listed, kind, resolved)
         except ListError as error:
             self._problems[listed,] = str(error)
             return
@@ -107,10 +107,10 @@ def _conflict(operation: str, first: Listed, second: Listed) -> str:
 
 
 def check_result(listed: Listed, precision: str, resolved: ops.Resolved | None) -> None:
-    """Raises ListError for a line in the list of this precision that gives a float32 result to what cannot have it."""
+    """Raises ListError for a line with this precision that gives a float32 result to what cannot have it."""
     if not listed.float32_result:
         return
-    if precision == "fp32":
+    if precision == "fp32" + FLOAT32_RESULT:
         raise ListError(
             f"{listed.where}: `{listed.line_text}` belongs into the list of the lower precision: there the operands of "
             "the product are lowered; in the float32 list its result is float32 anyway"

@@ -30,6 +30,7 @@ from habana_mp.reporting.records import (
     ModuleRow,
     Row,
     in_and_out,
+    is_by_list,
     shares_of_range,
     short_path,
     short_place,
@@ -67,10 +68,9 @@ def _rule_of(operation: str, precision: str, reason: str, module: str | None = N
     rule = REASONS[reason].rule
     if rule != "rule 1":
         return rule, False
-    is_listed = reason in ("list", "float32_result")
-    lines = lines_about(operation, in_and_out(precision, reason) if is_listed else None, module)
+    lines = lines_about(operation, in_and_out(precision, reason) if is_by_list(reason) else None, module)
     places = " or ".join(dict.fromkeys(one.where for one in lines))
-    if not places and is_listed and are_there_kept():
+    if not places and is_by_list(reason) and are_there_kept():
         return KEPT.source, True
     return places or None, any(not one.shipped for one in lines)
 

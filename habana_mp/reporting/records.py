@@ -61,7 +61,7 @@ class Row:
     @property
     def is_listed(self) -> bool:
         """True if a line of a list decides."""
-        return self.reason in ("list", "float32_result")
+        return is_by_list(self.reason)
 
     @property
     def why(self) -> str:
@@ -94,6 +94,11 @@ class Row:
             "casts_up": self.casts_up,
             "casts_down": self.casts_down,
         }
+
+
+def is_by_list(reason: str) -> bool:
+    """True if a line of a list is the reason."""
+    return reason in ("list", "float32_result")
 
 
 def in_and_out(precision: str, reason: str) -> str:

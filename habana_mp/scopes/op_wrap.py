@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import BuiltinFunctionType
 from typing import Any, TypeVar, overload
 
@@ -44,10 +45,8 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
             inputs, or ``"first"`` for the first input's. ``"bf16 -> fp32"`` gives a product of torch, such as
             ``F.linear``, operands in bf16 and a float32 result; ``torch.compile`` breaks its graph there.
     """
-    if isinstance(to, str) and RESULT in to and function is not None:
-        return _wrap_product(function, to)
     if isinstance(to, str) and RESULT in to:
-        return lambda decorated: _wrap_product(decorated, to)
+        return partial(_wrap_product, to=to) if function is None else _wrap_product(function, to)
     dtype = dtype_meant(to)
     name = to if dtype is None else PRECISIONS.get(dtype)
     if not isinstance(name, str) or name not in _RULINGS:

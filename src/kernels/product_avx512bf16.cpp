@@ -284,7 +284,8 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
   }
   PanelProduct part = product;
   if (part.column_bias != nullptr) part.column_bias += column;
-  product.sums == nullptr ? void(part.result += column) : void(part.sums += column);
+  part.result += column;
+  if (part.sums != nullptr) part.sums += column;
   finish<rows, 1>(part, row, FirstLanes{lanes32(count)}, total);
 }
 

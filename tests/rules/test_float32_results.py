@@ -58,7 +58,7 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def convert(dtype: torch.dtype = torch.bfloat16, result: str = " -> fp32", **options: object) -> None:
-    hmp.convert(dtype=dtype, rules=dict.fromkeys(LISTED, f"lower{result}"), **options)  # type: ignore[arg-type]
+    hmp.convert(dtype=dtype, rules=dict.fromkeys(LISTED, f"lower{result}"), **options)  # type: ignore[arg-type]  # of any type
 
 
 def exact(

@@ -214,12 +214,12 @@ def test_a_checkpoint_converts_what_its_first_run_converted(within: Any, reentra
         def forward(self, x: Tensor) -> Tensor:
             made: Any = checkpoint(self.block, x, use_reentrant=reentrant)
             assert made.dtype is torch.bfloat16
-            return made  # type: ignore[no-any-return]
+            return made  # type: ignore[no-any-return]  # a tensor
 
     hmp.convert(preset="recommended", within=within, results="fp32")
     for call in (Outer(), lambda x: checkpoint(block, x, use_reentrant=reentrant)):
         x = torch.randn(3, 8, requires_grad=True)
-        made: Any = call(x)  # type: ignore[operator]
+        made: Any = call(x)  # type: ignore[operator]  # a model or a function
         assert made.dtype is torch.float32
         made.square().sum().backward()
         plain = x.detach().clone().requires_grad_()
@@ -274,7 +274,7 @@ def test_options_and_defaults() -> None:
         ({"results": "fp32"}, torch.float32),
         ({"preset": "recommended", "dtype": "fp16"}, torch.float32),
     ):
-        hmp.convert(**options)  # type: ignore[arg-type]
+        hmp.convert(**options)  # type: ignore[arg-type]  # of any type
         assert model(x).dtype is dtype
         assert copy.deepcopy(model)(x).dtype is dtype
     with pytest.raises(ValueError, match='must be None, "fp32" or "as computed"; got'):

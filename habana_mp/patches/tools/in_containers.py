@@ -124,6 +124,6 @@ def _rebuilt_in_graph(value: Any, after: list[Any]) -> Any:
     """The same, where Dynamo reads. It cannot copy: other classes stay as they are."""
     if isinstance(value, (tuple, list)) and (type(value) in (tuple, list) or hasattr(value, "_fields")):
         return type(value)(*after) if hasattr(value, "_fields") else type(value)(after)
-    if _is_dataclass(value) and all([one.init for one in dataclasses.fields(value)]):  # noqa: C419
+    if _is_dataclass(value) and all([one.init for one in dataclasses.fields(value)]):  # noqa: C419  # as above
         return type(value)(**_named(value, after))
     return _named(value, after) if type(value) is dict else value

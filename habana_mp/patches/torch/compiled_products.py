@@ -8,6 +8,7 @@ does where it computes by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,16 +80,10 @@ def _as(declared: torch.Tensor, made: torch.Tensor, dtype: torch.dtype) -> torch
     return torch.empty_strided(declared.shape, declared.stride(), dtype=dtype).copy_(made)
 
 
-_library: list[Any] = []
-
-
+@cache
 def _define() -> None:
-    """Defines the operators, once in a process: compiled code may outlive ``convert``."""
-    if _library:
-        return
-    make_library: Any = torch.library.Library
-    library = make_library("habana_mp", "FRAGMENT")
-    _library.append(library)
+    """Defines the operators, once in a process."""
+    library = products.operators()
     for name, rounded in _OPERATORS.items():
         operator = getattr(_aten, name).default
         library.define(str(operator._schema).removeprefix("aten::"))

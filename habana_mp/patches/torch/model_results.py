@@ -43,7 +43,8 @@ class ModelResults(Patch):
             return holds_dtype(value, dtype)
 
         _core.convert_model_results(*direct_calls.begin("results"), dtype, is_lower, convert)
-        modules_in_graphs.begin("results", dtype)
+        modules_in_graphs.converted = dtype
+        modules_in_graphs.begin("results")
 
     def uninstall(self) -> None:
         modules_in_graphs.end("results")

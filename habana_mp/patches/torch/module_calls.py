@@ -92,18 +92,15 @@ class ModulesInGraphs(WhenImported):
         self._being_called: list[tuple[torch.nn.Module, Any] | None] = []
         self._regions: list[int] = []
         #: The lower precision, if what leaves a model becomes float32.
-        self._converted: torch.dtype | None = None
+        self.converted: torch.dtype | None = None
 
-    def begin(self, user: str, converted: torch.dtype | None = None) -> None:
-        """Turns the calls into regions, for `within` or for rules by module. ``converted``: what leaves a model in this
-        dtype becomes float32."""
+    def begin(self, user: str) -> None:
+        """Turns the calls into regions, for `within`, for rules by module or for the results of models."""
         self._users.add(user)
-        self._converted = converted or self._converted
         self.install(Settings())
 
     def end(self, user: str) -> None:
         self._users.discard(user)
-        self._converted = None if user == "results" else self._converted
         if not self._users:
             self.uninstall()
 
@@ -116,13 +113,13 @@ class ModulesInGraphs(WhenImported):
                 return original(*arguments, **keywords)
             traced = _core.TracedCall(called)
             try:
-                converts = self._converted is not None and traced.is_outermost
+                converts = traced.is_outermost
                 if traced.region < 0 and not are_there_kept() and not converts:
                     return original(*arguments, **keywords)
                 from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 
                 function: Any = _call_in_place if traced.region < 0 else _call_as_region
-                if converts and not any(one.dtype is self._converted for one in called.parameters()):
+                if converts and not any(one.dtype is self.converted for one in called.parameters()):
                     function = _call_and_convert if traced.region < 0 else _call_as_region_and_convert
                 self._being_called.append((called, tx.output))
                 self._regions.append(traced.region)
@@ -140,10 +137,6 @@ class ModulesInGraphs(WhenImported):
         self._replacements = tuple(Replacement(one, call) for one in _callers(module))
         for replacement in self._replacements:
             replacement.install()
-
-    def converted(self) -> torch.dtype | None:
-        """Returns the precision that becomes float32 when it leaves a model."""
-        return self._converted
 
     def region(self) -> int:
         """Returns the number of the region of the call that is traced."""
@@ -193,20 +186,22 @@ def _call_in_place(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_as_region_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
-    stays = holds_dtype((args, kwargs), _lower())
-    result = _call_as_region(module, *args, **kwargs)
-    return result if stays else InFloat32(_lower()).of(result)
+    return _converted(_call_as_region, module, args, kwargs)
 
 
 def _call_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return _converted(_call_in_place, module, args, kwargs)
+
+
+def _converted(call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     stays = holds_dtype((args, kwargs), _lower())
-    result = _call_in_place(module, *args, **kwargs)
+    result = call(module, *args, **kwargs)
     return result if stays else InFloat32(_lower()).of(result)
 
 
 @constant_in_graph
 def _lower() -> Any:
-    return modules_in_graphs.converted()
+    return modules_in_graphs.converted
 
 
 def _guard_on_kept(module: Any) -> bool:

@@ -13,7 +13,7 @@ gradient is a sum of products with it, in the precision that the operand was giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -81,7 +81,7 @@ def product_of_rows(
     return made
 
 
-@lru_cache(maxsize=8)
+@cache
 def _sums_leave_kernel(device_type: str) -> bool:
     """True if torch has products of this device's lower precisions with a float32 result."""
     if device_type not in ("cuda", "xpu"):
@@ -162,24 +162,28 @@ def _in_float32(tensor: Tensor, is_compiled: bool) -> Tensor:
     return made
 
 
-_libraries: list[Any] = []
+@cache
+def operators() -> Any:
+    """Returns torch's library of the package's operators, which lives as long as the process: compiled code may outlive
+    ``convert``."""
+    make_library: Any = torch.library.Library
+    return make_library("habana_mp", "FRAGMENT")
 
 
+@cache
 def _operator() -> Any:
     """Returns `habana_mp::widened`. Inductor leaves out casts to a lower precision and back, and knows no other name of
     the second one."""
-    if not _libraries:
-        make_library: Any = torch.library.Library
-        _libraries.append(make_library("habana_mp", "FRAGMENT"))
-        _libraries[0].define("widened(Tensor value) -> Tensor")
-        _libraries[0].impl("widened", Tensor.float, "CompositeExplicitAutograd")
+    operators().define("widened(Tensor value) -> Tensor")
+    operators().impl("widened", Tensor.float, "CompositeExplicitAutograd")
     return torch.ops.habana_mp.widened.default
 
 
 def _is_recorded() -> bool:
     """True while torch.jit or torch.export records calls. The record holds no function of Python: there gradients go
     through the casts."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    jit: Any = torch.jit  # it has no types
+    return torch.compiler.is_exporting() or bool(jit.is_tracing())
 
 
 def _is_compiled() -> bool:
@@ -269,12 +273,15 @@ def _call_linear(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | No
         return NotImplemented
     if not _is_bias(bias, weight.shape[0], input.dtype if given is None else None):
         return NotImplemented
-    return _apply(_Rows, *_data(input, weight, given), bias, *(given or ())[:2])
+    return _apply_rows(input, weight, bias, given and given[:2])
 
 
-def _data(input: Tensor, weight: Tensor, given: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
-    """Returns the operands; without their graph if the gradients go to ``given``."""
-    return (input.detach(), weight.detach()) if given else (input, weight)
+def _apply_rows(input: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...] | None) -> Tensor:
+    """Returns the product of rows. For a float32 result the gradients go to ``given``, the operands before their
+    casts."""
+    if given is None:
+        return _apply(_Rows, input, weight, bias)
+    return _apply(_Rows, input.detach(), weight.detach(), bias, *given)
 
 
 def _is_bias(bias: Any, length: int, dtype: torch.dtype | None) -> bool:
@@ -291,7 +298,7 @@ def _call_addmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | Non
     bias, input, weight = arguments
     if bias is None or not _is_bias(bias, weight.shape[1], input.dtype if given is None else None):
         return NotImplemented
-    return _apply(_Rows, *_data(input, weight.t(), given), bias, *((given[1], given[2].t()) if given else ()))
+    return _apply_rows(input, weight.t(), bias, given and (given[1], given[2].t()))
 
 
 def _call_mm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
@@ -301,8 +308,7 @@ def _call_mm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) 
 
 
 def _rows_of_matrix(arguments: tuple[Tensor, Tensor], given: tuple[Any, ...] | None) -> Tensor:
-    operands = _data(arguments[0], arguments[1].t(), given)
-    return _apply(_Rows, *operands, None, *((given[0], given[1].t()) if given else ()))
+    return _apply_rows(arguments[0], arguments[1].t(), None, given and (given[0], given[1].t()))
 
 
 def _call_bmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
