@@ -166,6 +166,7 @@ void check_products(const Table& table) {
             std::vector<std::uint16_t> weight(inner * outer);
             std::vector<std::uint16_t> result(rows * outer);
             std::vector<std::uint16_t> expected(rows * outer);
+            std::vector<float> exact(rows * outer);
             const auto left = [](std::size_t row, std::size_t k) { return (row + k) % 7 == 0 ? 1U : 0U; };
             const auto right = [](std::size_t column, std::size_t k) { return (column * 3 + k) % 4; };
             for (std::size_t k = 0; k < inner; ++k) {
@@ -179,21 +180,28 @@ void check_products(const Table& table) {
                 std::size_t sum = 0;
                 for (std::size_t k = 0; k < inner; ++k) sum += left(i, k) * right(j, k);
                 expected[i * outer + j] = bits(sum);
+                exact[i * outer + j] = static_cast<float>(sum);
               }
             }
-            const Product product{.kind = kind,
-                                  .input = input.data(),
-                                  .input_step = inner,
-                                  .rows = rows,
-                                  .inner = inner,
-                                  .weight = weight.data(),
-                                  .weight_step = inner_first ? outer : inner,
-                                  .inner_first = inner_first,
-                                  .outer = outer,
-                                  .bias = nullptr,
-                                  .result = result.data(),
-                                  .result_step = outer};
-            if (!multiply_with(table, product, 2) || result != expected) {
+            Product product{.kind = kind,
+                            .input = input.data(),
+                            .input_step = inner,
+                            .rows = rows,
+                            .inner = inner,
+                            .weight = weight.data(),
+                            .weight_step = inner_first ? outer : inner,
+                            .inner_first = inner_first,
+                            .outer = outer,
+                            .bias = nullptr,
+                            .float32_result = false,
+                            .result = result.data(),
+                            .result_step = outer};
+            std::vector<float> sums(rows * outer);
+            bool is_right = multiply_with(table, product, 2) && result == expected;
+            product.float32_result = true;
+            product.result = sums.data();
+            is_right = multiply_with(table, product, 2) && sums == exact && is_right;
+            if (!is_right) {
               ++failures;
               std::printf("%s: a product of %zu x %zu x %zu is wrong\n", table.name, rows, inner, outer);
             }
