@@ -44,6 +44,9 @@ class HeldError {
     return traceback_.get();
 #endif
   }
+  [[nodiscard]] explicit operator bool() const { return static_cast<bool>(raised_); }
+  // Returns the message; null if there is no exception, or with another one set.
+  [[nodiscard]] Owned text() const { return Owned(raised_ ? PyObject_Str(raised_.get()) : nullptr); }
   // True if it was raised while another exception was handled.
   [[nodiscard]] bool has_context() const {
     PyObject* const raised = raised_.get();

@@ -17,23 +17,43 @@ from torch import Tensor
 from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, NO_KERNEL, WIDEST, Castable, Operation
 
 
+def _dimension(operand: str, index: str) -> int:
+    """Returns the dimension of an operand that this index names, counted from the end behind an ellipsis."""
+    place = operand.index(index)
+    return place - len(operand) if "." in operand[:place] else place
+
+
 @lru_cache(maxsize=1024)
-def _sums_products(equation: str) -> bool:
-    """True if products are added up: an index of two operands is missing in the result."""
+def _summed(equation: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Returns the indices of two operands that are missing in the result, each as pairs of operand and dimension.
+
+    An ellipsis that is summed has no pairs.
+    """
     inputs, arrow, result = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = inputs.split(",")
-    shared = {index for index in inputs if sum(index in operand for operand in operands) > 1}
     # Without an explicit result, the result has the indices that occur once, and all dimensions of the ellipsis.
-    return not shared <= set(result if arrow else ".")
+    shared = {index for index in inputs if sum(index in operand for operand in operands) > 1}
+    return tuple(
+        tuple(
+            (number, _dimension(operand, index))
+            for number, operand in enumerate(operands)
+            if index in operand and index != "."
+        )
+        for index in shared - set(result if arrow else ".")
+    )
 
 
-def _einsum_makes_product(equation: str, *_: Any, **__: Any) -> bool:
-    return _sums_products(equation)
+def _einsum_makes_product(equation: str, *given: Any, **_: Any) -> bool:
+    operands = given[0] if len(given) == 1 and not isinstance(given[0], Tensor) else given
+    return any(
+        not pairs or any(operands[number].shape[dimension] != 1 for number, dimension in pairs)
+        for pairs in _summed(equation)
+    )
 
 
 def _inner_makes_product(input: Tensor, other: Tensor, **_: Any) -> bool:
-    # For two vectors it is `dot`.
-    return input.dim() > 1 or other.dim() > 1
+    # For two vectors it is `dot`, for a number `mul`.
+    return max(input.dim(), other.dim()) > 1 and min(input.dim(), other.dim()) > 0
 
 
 def _tensordot_makes_product(

@@ -149,6 +149,7 @@ def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] 
         return Explanation(meant, shown, precision, reason)
     listed = line[1]
     in_file = listed.line > 0
+    by_sizes = ruling.products_only and ops.row_of(meant).makes_product is not None
     return Explanation(
         meant,
         shown,
@@ -157,7 +158,7 @@ def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] 
         listed.line_text or listed.source,
         listed.source if in_file else None,
         listed.line if in_file else None,
-        listed.where,
+        f"{listed.where}, where it makes a matrix product" if by_sizes else listed.where,
     )
 
 

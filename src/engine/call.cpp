@@ -71,8 +71,7 @@ bool has_more_memory(const Facts& facts) {
                                  .was_as_written = attempt.made && !changed_anything,
                                  .casts_were_made = attempt.made,
                                  .changed_anything = changed_anything};
-    const Try next = rules::next_try(facts.rule, failure, facts);
-    Owned again = next == Try::give_up ? Owned() : try_again(next, failure.was_as_written, facts);
+    Owned again = try_again(rules::next_try(facts.rule, failure, facts), failure, facts);
     return counted_if_failed(std::move(again), facts, plan.decision, attempt.context);
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
@@ -148,7 +147,11 @@ Decision decision_to_report(Decision decision) {
     if (result == nullptr && has_more_memory(facts)) [[unlikely]]
       result = call_original(target, arguments);
     if (result == nullptr) [[unlikely]] {
-      return counted_if_failed(try_plain_again(is_lower(plan.to), facts), facts, shown.value_or(plan.decision), {});
+      const bool holds_lower =
+          is_lower(plan.to) || (reading.explicit_out && (reading.present.kinds & lower_kinds) != 0);
+      result = counted_if_failed(try_plain_again(holds_lower, facts), facts, shown.value_or(plan.decision), {});
+      if (result != nullptr && reading.explicit_out) weights::tensor_escapes(result);
+      return result;
     }
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result);

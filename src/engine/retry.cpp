@@ -4,6 +4,7 @@
 #include "engine/reporting.hpp"
 #include "engine/tracing.hpp"
 #include "errors.hpp"
+#include "host/callers.hpp"
 
 namespace habana_mp::engine {
 
@@ -41,33 +42,43 @@ Owned make_try(Try step, const Call& call, rules::Failure& failure) {
   }
 }
 
+// True if the exception says that a dtype was refused, by torch or by a cast.
+bool is_refusal(const rules::Failure& failure) {
+  return !failure.casts_were_made || host::error_is_about_a_dtype();
+}
+
 }  // namespace
 
-Owned try_again(Try step, bool was_as_written, const Facts& facts) {
-  for (;;) {
+Owned try_again(Try step, const rules::Failure& first, const Facts& facts) {
+  if (step == Try::give_up) return nullptr;
+  bool was_refusal = is_refusal(first);
+  do {
     HeldError former;
-    rules::Failure failure{.step = step, .was_as_written = was_as_written};
+    rules::Failure failure{.step = step, .was_as_written = first.was_as_written};
     trace_steps_of(facts.target);
     rules::trace("it failed, and is tried again", rules::name(step));
     Owned result = make_try(step, facts, failure);
-    if (!result) step = rules::next_try(facts.rule, failure, facts);
-    if (!result && step == Try::give_up_former) {
-      clear_error();
-      return nullptr;
+    if (!result) {
+      step = rules::next_try(facts.rule, failure, facts);
+      const bool is_of_call = failure.casts_were_made ? facts.torch_raised() : facts.cast_refused();
+      const bool refused = is_of_call && is_refusal(failure);
+      if (former && is_of_call && !rules::tells_more(failure, refused, was_refusal)) continue;
+      was_refusal = refused;
     }
     former.drop();
-    if (result || step == Try::give_up) return result;
-  }
+    if (result) return result;
+  } while (step != Try::give_up);
+  return nullptr;
 }
 
 Owned call_without_lowering(const Facts& facts) {
   const bool may_widen = facts.rule.action != Action::in_place;
-  return try_again(may_widen ? Try::in_float32 : Try::as_written, false, facts);
+  return try_again(may_widen ? Try::in_float32 : Try::as_written, {}, facts);
 }
 
 Owned try_plain_again(bool holds_lower, const Facts& facts) {
   const Try step = rules::next_try_of_plain(facts.rule, holds_lower, facts);
-  return step == Try::give_up ? nullptr : try_again(step, true, facts);
+  return try_again(step, {.was_as_written = true}, facts);
 }
 
 }  // namespace habana_mp::engine

@@ -7,9 +7,9 @@
 
 namespace habana_mp::engine {
 
-// Tries this step and then the next ones. `was_as_written` is true if the call has already failed as it is written.
+// Tries this step and then the next ones, after the failure of a first try whose exception is set, if there was one.
 // Returns null with an exception set if all steps fail.
-Owned try_again(rules::Try step, bool was_as_written, const Facts& facts);
+Owned try_again(rules::Try step, const rules::Failure& first, const Facts& facts);
 
 // The same after a call failed as it is written, whose inputs needed no cast.
 Owned try_plain_again(bool holds_lower, const Facts& facts);

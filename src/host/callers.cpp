@@ -71,6 +71,14 @@ bool raised_by_user_code() {
   return name != "torch" && !name.starts_with("torch.") && !name.starts_with("habana_mp.");
 }
 
+bool error_is_about_a_dtype() {
+  const HeldError held;
+  const Owned message = held.text();
+  clear_error();
+  const std::string_view text = message ? text_of(message.get()) : std::string_view();
+  return text.find("type") != text.npos || text.find("implemented for") != text.npos;
+}
+
 PyObject* pair_of(PyObject* codes, PyObject* code) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(codes); ++i) {
     PyObject* pair = PyList_GET_ITEM(codes, i);

@@ -139,10 +139,10 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
       "                 torch.empty(2, 4, 6, dtype=torch.float64, device='cpu').transpose(0, 1)]\n"
       "        negated = [torch._neg_view(tensor) for tensor in plain]\n"
       "    with torch.inference_mode():\n"
-      "        return plain + negated + [torch.empty(3, 5, device='cpu')]\n");
+      "        return plain + negated + [torch.empty(3, 5, device=device) for device in ('cpu', 'meta')]\n");
   if (!list) return false;
   Memory<implementation_size> memory(static_cast<std::size_t>(PyList_GET_SIZE(list.get())));
-  bool readable = memory.size() == 2 * plain + 1;
+  bool readable = memory.size() == 2 * plain + 2;
   for (std::size_t i = 0; readable && i < memory.size(); ++i) {
     const void* implementation = detail::implementation_of(PyList_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)));
     readable = reader.read(implementation, memory[i].data(), implementation_size);
@@ -162,6 +162,7 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
     found.plain = keys;
     found.least = least;
     found.negative = negative;
+    found.meta = at(2 * plain + 1) & ~keys;
     ++places;
   }
   return places == 1;

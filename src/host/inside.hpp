@@ -17,6 +17,7 @@ struct Inside {
   std::uint64_t plain = 0;              // the keys of a plain dense tensor on the CPU
   std::uint64_t least = 0;              // the keys of a plain tensor that a tensor of inference mode has too
   std::uint64_t negative = 0;           // the key of a view with the negative bit
+  std::uint64_t meta = 0;               // the keys that tensors without memory have alone: those on device `meta`
   std::uint64_t accelerator = 0;        // the keys of a plain dense tensor on torch's accelerator; 0 until one was met
   std::uint64_t least_accelerator = 0;  // those of a tensor of inference mode there
   std::ptrdiff_t storage = 0;           // of the storage's address, in a tensor's implementation

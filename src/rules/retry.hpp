@@ -3,8 +3,11 @@
 //
 // 1. With the core's casts.
 // 2. With every input in float32, since the operation may have no kernel for the lower precision (rule 8).
-// 3. As it is written. The caller gets the error of this try.
+// 3. As it is written.
 // 4. In the precision of the state that the call updates.
+//
+// If all fail, the caller gets the first error that is no refusal of a dtype, and that of the call as it is written if
+// there is none: a refusal may come from a cast, and never hides what is wrong with the call.
 #pragma once
 
 #include <array>
@@ -19,13 +22,12 @@ enum class Try : std::uint8_t {
   in_float32,
   as_written,
   in_precision_of_state,
-  give_up,         // raises the last error
-  give_up_former,  // raises the error of the try before
+  give_up,
 };
 
 // Returns the words of the trace.
 constexpr const char* name(Try step) {
-  constexpr std::array names{"with casts", "in float32", "as written", "in the precision of state", "not", "not"};
+  constexpr std::array names{"with casts", "in float32", "as written", "in the precision of state", "not"};
   return names[static_cast<std::size_t>(step)];
 }
 
@@ -64,14 +66,18 @@ Try next_try(const Rule& rule, const Failure& failure, const Facts& facts) {
     case Try::in_float32:
       if (failure.casts_were_made && !failure.changed_anything) return Try::give_up;
       if (!may_try_again(rule, failure, facts)) return Try::give_up;
-      return failure.was_as_written ? Try::give_up_former : Try::as_written;
+      return failure.was_as_written ? Try::give_up : Try::as_written;
     case Try::as_written:
       return facts.updates_lower_state() && facts.torch_raised() ? Try::in_precision_of_state : Try::give_up;
-    case Try::in_precision_of_state:
-      return facts.torch_raised() ? Try::give_up_former : Try::give_up;
     default:
       return Try::give_up;
   }
+}
+
+// True if the error of a failed try is raised in place of the one before, if no later try succeeds.
+constexpr bool tells_more(const Failure& failure, bool is_refusal, bool former_is_refusal) {
+  const bool is_as_written = failure.step == Try::as_written || !failure.changed_anything;
+  return former_is_refusal && (!is_refusal || is_as_written);
 }
 
 // Returns the next try after the failure of a call as written whose inputs needed no cast. An input that is already

@@ -173,12 +173,12 @@ void check_ladder() {
   CHECK(next(in_place, {.step = Try::with_casts}) == Try::as_written);
   CHECK(next(in_place, {.step = Try::with_casts, .was_as_written = true}) == Try::give_up);
   CHECK(next(rule, {.step = Try::in_float32}) == Try::as_written);
-  CHECK(next(rule, {.step = Try::in_float32, .was_as_written = true}) == Try::give_up_former);
+  CHECK(next(rule, {.step = Try::in_float32, .was_as_written = true}) == Try::give_up);
   CHECK(next(rule, {.step = Try::in_float32, .changed_anything = false}) == Try::give_up);
   CHECK(next(rule, {.step = Try::as_written}) == Try::give_up);
   facts.lower_state = true;
   CHECK(next(rule, {.step = Try::as_written}) == Try::in_precision_of_state);
-  CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up_former);
+  CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up);
   CHECK(next(rule, {.step = Try::give_up}) == Try::give_up);
   CHECK(next_try_of_plain(rule, true, facts) == Try::in_float32);
   CHECK(next_try_of_plain(rule, false, facts) == Try::give_up);

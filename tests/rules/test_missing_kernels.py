@@ -50,6 +50,21 @@ def test_an_einsum_of_one_tensor_is_no_product(converted: Converter, precision: 
     assert torch.einsum("ij,j", [given, given[0]]).dtype is to
 
 
+def test_an_operation_without_a_kernel_writes_into_out() -> None:
+    hmp.convert()
+    lowered = (M + torch.eye(4)).mm(torch.eye(4))
+    expected = torch.linalg.inv(lowered.float())
+    given = torch.empty(4, 4)
+    assert torch.linalg.inv(lowered, out=given) is given
+    assert lowered.dtype is BF16
+    assert_same(given, expected)
+    values = [torch.empty(0) for _ in range(3)]
+    torch.linalg.svd(lowered, out=values)
+    assert_same(values, list(torch.linalg.svd(lowered.float())))
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        torch.linalg.inv(lowered, out=torch.empty(4, 4, dtype=BF16))
+
+
 def test_operations_without_a_kernel_take_what_was_lowered(converted: Converter) -> None:
     given = []
     for case in CASES:

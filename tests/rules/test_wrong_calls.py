@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from habana_mp import hmp
 from helpers.each import each
@@ -42,6 +43,28 @@ def test_a_wrong_call_raises_what_torch_raises(name: str) -> None:
     assert type(caught.value) is type(expected.value)
     assert str(caught.value) == str(expected.value)
     assert is_cast()
+
+
+H = M.bfloat16()
+WRONG_OF_LOWERED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a linear": (lambda: nn.Linear(5, 3)(H), "mat1 and mat2 shapes cannot be multiplied (4x4 and 5x3)"),
+    "a convolution": (lambda: nn.Conv2d(3, 4, 2)(H[None, None]), "expected input[1, 1, 4, 4] to have 3 channels"),
+    "an attention": (lambda: F.scaled_dot_product_attention(H[None], M[None, :, :3], M[None]), "must match|Expected"),
+    "no kernel": (lambda: torch.linalg.inv(H[:3]), "must be batches of square matrices"),
+    "no kernel, singular": (lambda: torch.linalg.inv(torch.zeros_like(H)), "the input matrix is singular"),
+    "a layer of norm": (lambda: nn.LayerNorm(5)(H), "expected input with shape [*, 5]"),
+    "an LSTM": (lambda: nn.LSTM(3, 2)(H), "Expected 3, got 4"),
+    "no kernel for any": (lambda: torch.bitwise_and(H, H), "not implemented for 'BFloat16'"),
+}
+
+
+@each("name", WRONG_OF_LOWERED)
+def test_a_refusal_of_a_dtype_hides_no_other_error(name: str) -> None:
+    call, expected = WRONG_OF_LOWERED[name]
+    hmp.convert()
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call()
+    assert any(words in str(caught.value) for words in expected.split("|"))
 
 
 def test_an_interrupt_is_not_swallowed_by_a_second_attempt(converted: Converter) -> None:

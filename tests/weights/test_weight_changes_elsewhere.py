@@ -291,6 +291,32 @@ def test_a_weight_that_the_garbage_collector_moves_while_its_cast_is_made_is_fol
     assert_same(F.linear(x, weight), expected)
 
 
+@torch.no_grad()
+def test_a_cast_reads_no_memory_that_the_garbage_collector_has_exchanged() -> None:
+    hmp.convert()
+    x, weight = torch.ones(8, 512), torch.ones(512, 512)
+
+    class Exchanging:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            if exchanging:
+                weight.data = torch.ones(512, 512)
+                torch.full((512, 512), 7.0)  # takes the memory that became free
+                Exchanging()
+
+    exchanging, threshold = True, gc.get_threshold()
+    try:
+        gc.set_threshold(1)
+        Exchanging()
+        results = [F.linear(x, weight) for _ in range(200)]
+    finally:
+        exchanging = False
+        gc.set_threshold(*threshold)
+    assert all((result == 512).all() for result in results)
+
+
 def nonlinear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.linear(x, w).float().square()
 
