@@ -151,9 +151,12 @@ def looks_inside() -> bool:
 def reader() -> str:
     """Returns how tensors are read: ``layout`` or ``attribute``."""
 
-def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: bool) -> None:
+def install(plan: list[tuple[Any, Any, str, Rule, Rule]], policy: object, *, within_modules: bool) -> None:
     """Replaces what is installed: (object, what the log shows for it, operation, rule of the lists, rule while the
     lists are suspended). With ``within_modules``, only calls inside these modules are lowered."""
+
+def installed_policy() -> Any:
+    """Returns what ``install`` was given and ``uninstall`` has not yet taken out of torch, or None."""
 
 def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
     """Handles calls of these objects too, so that the watch sees them. They replace those of the previous call."""

@@ -37,8 +37,6 @@ class Installation:
     in a process, as there is one torch."""
 
     def __init__(self) -> None:
-        #: The policy of convert.
-        self.policy: Policy | None = None
         #: The policies of all regions by number, and the numbers of the regions that are installed in torch.
         self._regions: dict[int, Policy] = {}
         self._regions_in_torch: set[int] = set()
@@ -52,6 +50,12 @@ class Installation:
         self._observers: set[_Observer] = set()
         self._rules_in_modules = RulesInModules(lambda number: self.policy_of_region(number) if number else self.policy)
         kept.listen(self._follow_modules)
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of convert. The core has the only record of it, whatever interrupts a change."""
+        policy: Policy | None = _core.installed_policy()
+        return policy
 
     @computed_once
     def _patches(self) -> Patches:
@@ -74,12 +78,12 @@ class Installation:
             self._patches.check(settings)
             warn_if_in_autocast()
             self._store(
-                lambda: _core.install(plan, within_modules=not settings.options.lowers_everywhere), is_whole=True
+                lambda: _core.install(plan, policy, within_modules=not settings.options.lowers_everywhere),
+                is_whole=True,
             )
             try:
                 self._put_patches_in(settings)
                 forget_compiled_code()
-                self.policy = policy
                 self._rules_in_modules.forget_warnings()
                 self._follow_modules()
                 in_force.set_configuration(policy.lines, policy.module_rules, described)
@@ -227,21 +231,23 @@ class Installation:
             replacement.install()
 
     def uninstall(self) -> None:
-        """Restores torch as it was before the first :meth:`install`. Open regions then cast nothing."""
+        """Restores torch as it was before the first :meth:`install`. Open regions then cast nothing.
+
+        The core is the last: if anything interrupts this before, another call completes it.
+        """
         with locks.installation:
             self._rules_in_modules.end()
+            self._are_patches_in = False
+            self._regions_in_torch = set()
+            self.numbers.clear()
             if "_patches" in vars(self):
                 self._patches.uninstall()
             forget_compiled_code()
             for composite in self._composites.values():
                 composite.uninstall()
             self._composites = {}
-            _core.uninstall()
-            self.policy = None
             in_force.clear_configuration()
-            self._regions_in_torch = set()
-            self.numbers.clear()
-            self._are_patches_in = False
+            _core.uninstall()
             self._is_ours = False
 
 

@@ -328,6 +328,23 @@ void enter_state(const void* owner, const CastState& state) {
   entrances().back().before = exchange_state(state);
 }
 
+void enter_found_region(const void* owner) {
+  prepare_region();
+  std::vector<Entrance>& open = entrances();
+  auto above = open.end();
+  CastState outside = current_state();
+  while (above != open.begin() && outside.disabled && !outside.by_region) outside = (--above)->before;
+  CastState wanted = outside;
+  if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
+  if (above == open.end()) {
+    exchange_state(wanted);
+  } else {
+    above->before = wanted;
+    above->installation = installation_number();
+  }
+  open.insert(above, {owner, outside, installation_number()});
+}
+
 void enter_lists(const void* owner, const RuleSet* set) {
   prepare_region();
   const CastState before = current_state();

@@ -99,6 +99,9 @@ CastState unpack(std::uint64_t packed) noexcept;
 void prepare_region();
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
+// Begins a region without casts that was open before this file heard of regions. It goes below the innermost blocks of
+// disable_casts, so that each may end before the other one.
+void enter_found_region(const void* owner);
 // Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
 // (modules.hpp).
 void enter_lists(const void* owner, const RuleSet* set);

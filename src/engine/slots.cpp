@@ -23,6 +23,9 @@ namespace habana_mp::engine {
 
 namespace {
 
+// What was installed, as the caller gave it.
+NeverDestroyed<Owned> policy_in_torch;
+
 // ---- the functions in the slots ---------------------------------------------------------------------------------
 // Each target has its own stubs. Its index is a constant in them, so no lookup is needed to find the called operation.
 // There are thousands of stubs, so they share any code of more than a few instructions.
@@ -172,7 +175,7 @@ std::vector<Ready> made_ready(const std::vector<CoveredObject>& entries, const s
 
 }  // namespace
 
-bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
+bool install(const std::vector<CoveredObject>& entries, bool within_modules, PyObject* policy) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return false;
   RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
@@ -204,8 +207,11 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
     if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i], *classes);
   }
   policy_is_installed = !entries.empty();
+  const Owned former = std::exchange(*policy_in_torch, Owned::borrowed(policy));
   return true;
 }
+
+PyObject* installed_policy() noexcept { return policy_in_torch->get(); }
 
 // Returns the present rules of a set. For null, returns the rules of convert's lists.
 static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
@@ -331,6 +337,7 @@ bool uninstall() {
   free_marks_in_modules();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
+  const Owned policy = std::exchange(*policy_in_torch, nullptr);
   if (tensor::cast_memory.forget != nullptr) tensor::cast_memory.forget();
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i], *classes);

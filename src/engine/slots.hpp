@@ -20,8 +20,11 @@ struct CoveredObject {
 
 // Replaces all installed rules by those of these entries. Checks everything before it changes anything, so a failure
 // (false with a Python exception set) leaves torch as it was. With `within_modules` the lists lower operations only
-// while the rule set of modules applies.
-bool install(const std::vector<CoveredObject>& entries, bool within_modules);
+// while the rule set of modules applies. `policy` is the object that `installed_policy` then returns.
+bool install(const std::vector<CoveredObject>& entries, bool within_modules, PyObject* policy);
+
+// Returns what `install` was given and `uninstall` has not yet taken out of torch, borrowed, or null.
+PyObject* installed_policy() noexcept;
 
 // Returns the rules of a region's lists: `listed` of each entry, and `unlisted` while the lists are suspended. Also
 // patches those objects that are not patched yet, without a rule of convert's. Null with a Python exception set on

@@ -208,14 +208,9 @@ void autocast_region_is_left() noexcept {
 }
 
 void install_in_disabled_regions(std::uint32_t regions) {
-  ThreadState& state = thread_state;
-  leave_regions_of_former_installations(state);
+  leave_regions_of_former_installations(thread_state);
   if (has_begun_region(&torch_autocast)) return;  // the regions were tapped
-  for (std::uint32_t i = 0; i < regions; ++i) {
-    prepare_region();
-    state.entering = AutocastRegion::no_casts;
-    autocast_region_is_entered();
-  }
+  for (std::uint32_t i = 0; i < regions; ++i) enter_found_region(&torch_autocast);
 }
 
 std::uint32_t installation_number() noexcept { return current_installation; }

@@ -209,14 +209,6 @@ def test_no_casts_of_weights_are_kept_without(name: str) -> None:
     assert (weights.hits, weights.weights) == (0, 0)
 
 
-def test_open_regions_of_autocast_are_seen_without_torchs_private_answer() -> None:
-    with ledger.broken("torch.any-autocast"):
-        with torch.autocast("cpu", enabled=False):
-            hmp.convert()
-            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
-        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
-
-
 def test_a_block_that_runs_again_without_casts_is_noticed_or_as_exact_as_float32() -> None:
     def gradient(use_reentrant: bool) -> torch.Tensor:
         torch.manual_seed(0)

@@ -99,3 +99,22 @@ def test_a_region_of_torchs_that_another_thread_converts_again_in_ends_when_it_i
     is_converted.set()
     thread.join()
     assert found == [BF16]
+
+
+@each("is_converted_before", [True, False])
+def test_a_region_of_torchs_that_is_found_open_ends_when_it_is_left(
+    is_converted_before: bool, converted: Converter
+) -> None:
+    if is_converted_before:
+        converted(bf16=["mm"])
+    for first, then in [
+        (torch.autocast("cpu", enabled=False), hmp.disable_casts()),
+        (hmp.disable_casts(), torch.autocast("cpu", enabled=False)),
+    ]:
+        with first:
+            with then:
+                hmp.restore()
+                converted(bf16=["mm"])
+                assert dtype_of_product() is FP32
+            assert dtype_of_product() is FP32
+        assert dtype_of_product() is BF16

@@ -151,6 +151,7 @@ def interrupt_restore(how_many: int | None) -> None:
     for number in spread(last, how_many):
         second()
         interrupted_at(number, hmp.restore)
+        assert hmp.is_converted() == (_core.installed_count() != 0)
         hmp.restore()
         assert _core.installed_count() == 0
         check({"none"}, before)

@@ -13,16 +13,9 @@ from typing import Any
 import torch
 
 from habana_mp import _core
-from habana_mp.common.devices import devices
+from habana_mp.common.devices import ACCELERATORS, devices
 from habana_mp.common.errors import line_of_user, warn
 from habana_mp.common.ledger import Assumption, holds
-
-_ANY_AUTOCAST = Assumption(
-    "torch.any-autocast",
-    assumed="`torch._C._is_any_autocast_enabled` tells whether autocast is on for any kind of device",
-    check="it is there and says yes or no",
-    otherwise="torch.is_autocast_enabled is asked for each usual kind",
-)
 
 _WRAPPERS = Assumption(
     "torch.custom-fwd",
@@ -39,20 +32,13 @@ def disabled_regions() -> int:
 
 
 def _is_enabled() -> bool:
-    """True if autocast is on in this thread, for any kind of device."""
-    if holds(_ANY_AUTOCAST, lambda: isinstance(torch._C._is_any_autocast_enabled(), bool)):
-        return torch._C._is_any_autocast_enabled()
-    return _is_enabled_for_a_usual_device()
-
-
-def _is_enabled_for_a_usual_device() -> bool:
-    devices = filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "hpu", "mps"))
-    return any(map(torch.is_autocast_enabled, devices))
+    """True if autocast is on in this thread. (torch's own question counts the devices whose flags this package uses.)"""
+    return any(map(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, ("cpu", *ACCELERATORS))))
 
 
 def warn_if_in_autocast() -> None:
     """Warns if a region of torch.autocast is open when lists come into force."""
-    if _is_enabled_for_a_usual_device():
+    if _is_enabled():
         warn_of_autocast()
 
 

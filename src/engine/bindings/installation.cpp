@@ -16,8 +16,8 @@ using engine::Target;
 
 namespace {
 
-void install(const std::vector<PlannedTarget>& plan, bool within_modules) {
-  or_throw(engine::install(entries_of(plan), within_modules));
+void install(const std::vector<PlannedTarget>& plan, const py::object& policy, bool within_modules) {
+  or_throw(engine::install(entries_of(plan), within_modules, policy.ptr()));
 }
 
 void observe(const std::vector<PlannedTarget>& plan) { or_throw(engine::observe(entries_of(plan))); }
@@ -61,7 +61,11 @@ py::object unpatched_copy(const py::object& builtin) {
 }  // namespace
 
 void register_installation(py::module_& module) {
-  module.def("install", &install, py::arg("plan"), py::kw_only(), py::arg("within_modules"));
+  module.def("install", &install, py::arg("plan"), py::arg("policy"), py::kw_only(), py::arg("within_modules"));
+  module.def("installed_policy", [] {
+    PyObject* const policy = engine::installed_policy();
+    return policy == nullptr ? py::object(py::none()) : py::reinterpret_borrow<py::object>(policy);
+  });
   module.def("observe", &observe);
   module.def("set_equivalent_functions", [](const py::dict& functions) {
     for (const auto& [method, function] : functions) engine::set_equivalent_function(method.ptr(), function.ptr());
