@@ -15,80 +15,24 @@ if importlib.util.find_spec("habana_mp._core") is None:
     )
 from habana_mp import _core, hmp  # noqa: F401  the core first: it raises if torch cannot be imported
 from habana_mp.common.version import __version__ as __version__
-from habana_mp.hmp import (
-    Comparison,
-    Explanation,
-    HmpWarning,
-    KeptWeights,
-    ListError,
-    ModelExplanation,
-    Report,
-    Row,
-    autocast,
-    compare,
-    convert,
-    custom_bwd,
-    custom_fwd,
-    disable_casts,
-    exact_packages,
-    explain,
-    get_autocast_dtype,
-    is_autocast_available,
-    is_autocast_enabled,
-    is_converted,
-    keep,
-    op_wrap,
-    report,
-    reset_report,
-    restore,
-    watch,
-)
 
 if TYPE_CHECKING:
-    from habana_mp.hmp import Audit, Diagnosis, Finding, Tuned, audit, diagnose, tune
+    from habana_mp.hmp import *  # noqa: F403  the names of its `__all__`
 
-__all__ = [
-    "Audit",
-    "Comparison",
-    "Diagnosis",
-    "Explanation",
-    "Finding",
-    "HmpWarning",
-    "KeptWeights",
-    "ListError",
-    "ModelExplanation",
-    "Report",
-    "Row",
-    "Tuned",
-    "audit",
-    "autocast",
-    "compare",
-    "convert",
-    "custom_bwd",
-    "custom_fwd",
-    "diagnose",
-    "disable_casts",
-    "exact_packages",
-    "explain",
-    "get_autocast_dtype",
-    "hmp",
-    "is_autocast_available",
-    "is_autocast_enabled",
-    "is_converted",
-    "keep",
-    "op_wrap",
-    "report",
-    "reset_report",
-    "restore",
-    "tune",
-    "watch",
-]
+__all__ = ["hmp"]
+__all__ += hmp.__all__
+
+globals().update({name: one for name, one in vars(hmp).items() if name in hmp.__all__})
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(hmp, name)  # what is imported when it is used
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 if os.environ.get("HABANA_MP_GAUDI", "0") not in ("", "0"):

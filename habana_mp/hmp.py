@@ -108,6 +108,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @refused_in_graphs
 @takes_options(Options)
 def convert(options: Options) -> None:
