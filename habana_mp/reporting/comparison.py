@@ -61,7 +61,7 @@ class Pair:
         return {"a": self.a, "b": self.b, "occurrence": self.occurrence, "change": self.change, "speed": self.speed}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two reports, a and b. Each row of both is in one pair, in ``gone`` (rows of a), or in ``new`` (rows of b).
     ``print`` shows the differences."""
@@ -121,6 +121,8 @@ class Comparison:
         for title, rows in (("new in b", self.new), ("gone from a", self.gone)):
             lines += _section(title, [f"{_place(row)}: {_outcome(row)}, {_calls(row['calls'])}" for row in rows])
         return "\n".join(map(_core.printable, lines))
+
+    __repr__ = __str__
 
     def _counts(self) -> str:
         counts = {

@@ -20,7 +20,7 @@ from habana_mp.policy.rules import Policy, Ruling, ruling_without_list
 from habana_mp.reporting.records import REASONS, in_and_out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What happens to calls of one operation in one module, where casts are made."""
 
@@ -43,6 +43,8 @@ class Explanation:
             return f"{self.operation}{place} keeps the precision of its tensors: {self._why()}"
         return f"{self.operation}{place} runs in {self.precision}: {self._why()}"
 
+    __repr__ = __str__
+
     def _why(self) -> str:
         if self.reason == "kept":
             return "hmp.keep keeps the module, or one around it"
@@ -57,7 +59,7 @@ class Explanation:
         return f"{REASONS[self.reason].description} ({REASONS[self.reason].rule})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelExplanation:
     """The modules of a model, each with the lines that reach it."""
 
@@ -72,6 +74,8 @@ class ModelExplanation:
             lines.append(f"{'  ' * depth}{name}{kind}{'  <- ' if reached else ''}{', '.join(reached)}")
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
     """Tells what would happen to an operation in a module, and which line or rule decides it.
@@ -79,7 +83,7 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
     ::
 
         print(hmp.explain("softmax", "encoder.layer.0.attention"))
-        hmp.explain(model)        # prints the model's modules with the lines that reach each
+        print(hmp.explain(model))        # the model's modules with the lines that reach each
 
     The answer is that of the lists in force here: those of the region of :func:`autocast` around the call, else those
     of :func:`convert`. Places where nothing is cast (``disable_casts``, rule 11), ``exact=`` and ``within=`` are left
@@ -90,17 +94,15 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
         module: A module, or its path: with the class of the outermost module or without. ``""``: outside of modules.
 
     Returns:
-        An object with ``precision``, ``reason``, ``rule``, ``file`` and ``line``; ``str`` puts it in words. For a model
-        one whose ``str`` is the tree that was printed.
+        An object with ``precision``, ``reason``, ``rule``, ``file`` and ``line``, for a model one with ``modules``.
+        ``print`` shows it in words, and so does a Python shell.
 
     Raises:
         ListError: an unknown operation.
         TypeError: an ``operation`` that is no name and no model, or a ``module`` that is no module and no path.
     """
     if isinstance(operation, torch.nn.Module):
-        tree = _tree(operation)
-        print(tree)
-        return tree
+        return _tree(operation)
     if not isinstance(operation, str):
         raise TypeError(f"`operation` must be the name of an operation, or a model; got {type(operation).__name__}")
     if not isinstance(module, (str, torch.nn.Module)):
@@ -173,18 +175,28 @@ def _where(module: str | torch.nn.Module) -> tuple[str, _Places, str | None]:
         shown = ".".join(min(trees[0].paths)) or type(module_paths.unwrapped(module)).__name__
         return shown, _places(trees), _kept([module])
     given = module.strip()
-    parts = tuple(part for part in given.split(".") if part)
+    parts = _parts(given)
     for root in module_paths.outermost_modules() if parts else ():
-        names = module_paths.class_names(root)
-        inside = parts[1:] if parts[0].partition("#")[0] in names else parts
-        for name, path, found in module_paths.places_in(root):
-            if given == name or path in (parts, inside):
-                chain = _chain(found, root)
-                return given, _places(module_paths.trees_of(chain)), _kept(chain)
+        if (found := module_at(given, root)) is not None:
+            chain = _chain(found, root)
+            return given, _places(module_paths.trees_of(chain)), _kept(chain)
     if not parts:
         return given, [], None
     # No living model has it: it may begin with the class of a model.
     return given, [([parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1])], None
+
+
+def _parts(path: str) -> Path:
+    return tuple(part for part in path.split(".") if part)
+
+
+def module_at(given: str, root: torch.nn.Module) -> torch.nn.Module | None:
+    """Returns the module of an outermost module at this path, or None. The path may begin with the class of the
+    outermost module."""
+    parts = _parts(given)
+    inside = parts[1:] if parts[:1] and parts[0].partition("#")[0] in module_paths.class_names(root) else parts
+    places = module_paths.places_in(root)
+    return next((module for name, path, module in places if given == name or path in (parts, inside)), None)
 
 
 def _chain(module: torch.nn.Module, root: torch.nn.Module) -> list[torch.nn.Module]:

@@ -204,26 +204,25 @@ class Report(Records):
     def __repr__(self) -> str:
         return f"<Report of {self.total('calls'):,} calls by {self.detail}; print() shows it>"
 
-    def _repr_html_(self) -> str | None:
-        """Returns the HTML for a notebook, or None if :meth:`show` has just shown it."""
-        was_shown = vars(self).pop("_was_shown", False)
-        return None if was_shown else pictures.html(self, self.words)
+    def _repr_html_(self) -> str:
+        """Returns the HTML for a notebook."""
+        return pictures.html(self, self.words)
+
+    def _ipython_display_(self) -> None:
+        """Shows the report as IPython's answer to a cell, unless :meth:`show` has shown it in this cell."""
+        if vars(self).get("_shown_in") != sys.modules["IPython"].get_ipython().execution_count:
+            self.show()
 
     def show(self, file: TextIO | None = None) -> None:
         """Prints the report, or shows it in a notebook."""
-        if file is not None or not _is_notebook():
+        ipython = sys.modules.get("IPython")
+        shell = None if ipython is None or file is not None else ipython.get_ipython()
+        # This shell is that of notebooks, and of other front ends of Jupyter that show HTML.
+        if ipython is not None and type(shell).__name__ == "ZMQInteractiveShell":
+            ipython.display.display({"text/html": self._repr_html_(), "text/plain": str(self)}, raw=True)
+        else:
             print(self, file=file)
-            return
-        sys.modules["IPython"].display.display(self)
-        # Otherwise a cell whose last line is the report would show it a second time.
-        vars(self)["_was_shown"] = True
-
-
-def _is_notebook() -> bool:
-    """True in a notebook, and in other front ends of Jupyter that show HTML."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+        vars(self)["_shown_in"] = getattr(shell, "execution_count", None)
 
 
 def _write(path: _Path, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from habana_mp import hmp
+from habana_mp.reporting.explanation import module_at
 from habana_mp.run.options import add_arguments, options_given
 
 
@@ -42,8 +43,8 @@ def show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         hmp.convert(**options)
         if given.operation is None:
-            hmp.explain(model)
-        elif model is not None and given.path and not _has(model, given.path):
+            print(hmp.explain(model))
+        elif model is not None and given.path and module_at(given.path, model) is None:
             parser.error(
                 f"no module of {type(model).__name__} is at `{given.path}`; --module without OPERATION shows all"
             )
@@ -54,12 +55,6 @@ def show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     finally:
         hmp.restore()
     return 0
-
-
-def _has(model: torch.nn.Module, path: str) -> bool:
-    """True if the model has a module at this path, which may begin with the model's class."""
-    names = {name for name, _ in model.named_modules()}
-    return path in names or path.partition(".")[2] in names
 
 
 def _model(name: str, parser: argparse.ArgumentParser) -> torch.nn.Module:

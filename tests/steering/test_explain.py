@@ -87,18 +87,15 @@ def test_without_lists_it_says_so(converted: Converter) -> None:
         assert hmp.explain("linear", "a.b").precision == "fp32"
 
 
-def test_a_model_is_shown_with_the_lines_that_reach_each_module(
-    converted: Converter, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_shown_with_the_lines_that_reach_each_module(converted: Converter) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
     hmp.keep(model[0])
     converted(bf16=["linear"], rules={"* @ 1": "fp32", "linear @ 1.*": "bf16"})
-    hmp.explain(model)
-    assert capsys.readouterr().out == (
+    assert str(hmp.explain(model)) == (
         "Sequential\n"
         "  0: Linear  <- kept in fp32\n"
         "  1: Sequential  <- `* @ 1` fp32\n"
-        "    0: Linear  <- `linear @ 1.*` bf16, `* @ 1` fp32\n"
+        "    0: Linear  <- `linear @ 1.*` bf16, `* @ 1` fp32"
     )
     assert str(hmp.explain(copy.deepcopy(model))) == str(hmp.explain(model))
 
@@ -126,8 +123,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     (tmp_path / "my_package.py").write_text("from helpers.steered import network as build_model\n")
     assert main(["explain", "--module", "my_package:build_model", "--rule", "* @ left=fp32"]) == 0
     assert "  left: Holder  <- `* @ left` fp32\n" in capsys.readouterr().out
-    assert main(["explain", "linear", "left.inner", "--module", "my_package:build_model"]) == 0
-    assert "linear in left.inner runs in bf16" in capsys.readouterr().out
+    for path in ("left.inner", "Net.left.inner", "Net"):
+        assert main(["explain", "linear", path, "--module", "my_package:build_model"]) == 0
+        assert f"linear in {path} runs in bf16" in capsys.readouterr().out
     assert not hmp.is_converted()
 
 
@@ -140,6 +138,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["explain", "linear", "--module", "nowhere:build"], "cannot import"),
         (["explain", "linear", "--module", "helpers.steered"], "PACKAGE.MODULE:FUNCTION"),
         (["explain", "linear", "--module", "helpers.steered:BF16"], "returns no torch.nn.Module"),
+        (["explain", "linear", "nowhere", "--module", "helpers.steered:network"], "no module of Net is at `nowhere`"),
+        (["explain", "linear", "Nut.left", "--module", "helpers.steered:network"], "no module of Net is at `Nut.left`"),
         (["explain", "linear", "--fp32", "nowhere.txt"], "does not exist"),
     ],
 )
