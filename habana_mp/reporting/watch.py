@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from habana_mp.common import locks
 from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import watched_calls
 from habana_mp.policy.options import DETAILS, Detail, checked_detail
 from habana_mp.reporting.counting import stopwatch
+from habana_mp.scopes.scope import Scope
 
 
 class _Watching:
@@ -51,9 +49,28 @@ class _Watching:
 watching = _Watching()
 
 
-@contextmanager
-def watch(detail: Detail = "lines") -> Iterator[None]:
-    """Records calls with their module, or also with their line, while the block runs, in all threads.
+class Watch(Scope):
+    """The result of :func:`watch`."""
+
+    _name = "watch"
+    _advice = (
+        "hmp.watch(...) alone does nothing: write `with hmp.watch(...):` around a block, or "
+        '`hmp.convert(report="lines")` for the whole script'
+    )
+
+    def __init__(self, detail: Detail) -> None:
+        self._detail = detail
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        watching.begins(self._detail)
+
+    def __exit__(self, *_: object) -> None:
+        watching.ends(self._detail)
+
+
+def watch(detail: Detail = "lines") -> Watch:
+    """Records calls with their module, or also with their line, while a block or a function runs, in all threads.
 
     ::
 
@@ -71,8 +88,4 @@ def watch(detail: Detail = "lines") -> Iterator[None]:
     wanted = checked_detail("detail", detail)
     if wanted != "operations":
         watched_calls.check()
-    watching.begins(wanted)
-    try:
-        yield
-    finally:
-        watching.ends(wanted)
+    return Watch(wanted)

@@ -16,6 +16,14 @@ class CastsOff(casts_off.CastsOff, Scope):
     """The result of a call of :data:`disable_casts`."""
 
     _name = "disable_casts"
+    _advice = (
+        "hmp.disable_casts() alone does nothing: write `with hmp.disable_casts():` around a block, or `hmp.restore()` "
+        "for the whole script"
+    )
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        super().__enter__()
 
     def _again(self) -> AbstractContextManager[Any]:
         return disable_casts()
@@ -26,10 +34,12 @@ class DisableCasts(CastsOff):
 
     The parentheses are optional, except for a block in code that torch.compile compiles as one graph
     (``fullgraph=True``). It can be nested and reused, an exception restores the state, and other threads are not
-    affected. Tensors that are already in lower precision stay so.
+    affected. Tensors that are already in lower precision stay so: NumPy, which has no bfloat16, reads one by
+    ``x.float().numpy()``.
     """
 
     __name__ = "disable_casts"
+    _is_used = True  # it lives as long as the process
 
     @overload
     def __call__(self) -> CastsOff: ...

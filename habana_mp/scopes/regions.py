@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -140,21 +139,13 @@ class Region(Scope):
     """The result of :func:`autocast`."""
 
     _name = "autocast"
-    _is_used = False
+    _advice = (
+        "hmp.autocast(...) alone does nothing: write `with hmp.autocast(...):` around a block, or "
+        '`hmp.convert(preset="recommended")` for the whole script'
+    )
 
     def __init__(self, number: int) -> None:
         self._number = number
-
-    def __del__(self) -> None:
-        if not self._is_used and not sys.is_finalizing():
-            warn(
-                "hmp.autocast(...) alone does nothing: write `with hmp.autocast(...):` around a block, or "
-                '`hmp.convert(preset="recommended")` for the whole script'
-            )
-
-    def __call__(self, function: Any) -> Any:
-        self._is_used = True
-        return super().__call__(function)
 
     def __enter__(self) -> Region:
         self._is_used = True

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from habana_mp.common.errors import warn
 from habana_mp.patches.tools.compiled_functions import forget_that_it_was_compiled
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -31,9 +32,23 @@ def wraps_uncompiled(function: Any) -> Callable[[_F], _F]:
 
 
 class Scope(ABC):
-    """It can be nested, entered again, and shared by threads. Its exit restores the state before its entry."""
+    """It can be nested, entered again, and shared by threads. Its exit restores the state before its entry.
 
+    A warning says what to write if it is neither entered nor a decorator."""
+
+    #: The function that returns it, and the advice for a call of this function as a statement.
     _name: str
+    _advice: str
+    #: True after it was entered, has decorated a function, or has shown the advice.
+    _is_used = False
+
+    def __del__(self) -> None:
+        if not self._is_used and not sys.is_finalizing():
+            warn(self._advice)
+
+    def __repr__(self) -> str:
+        self._is_used = True  # a shell shows the advice now; the warning would follow when the shell ends
+        return f"<{self._advice}>"
 
     @abstractmethod
     def __enter__(self) -> Any: ...
@@ -47,6 +62,7 @@ class Scope(ABC):
 
     def __call__(self, function: _F) -> _F:
         """Decorates a function, a generator function or a coroutine function."""
+        self._is_used = True
         if not callable(function) or isinstance(function, (type, torch.nn.Module)):
             raise TypeError(
                 f"`{self._name}` decorates a function, or stands in a `with` statement around a block; got "

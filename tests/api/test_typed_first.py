@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -69,3 +70,20 @@ def test_a_cell_shows_a_report_once(
     times = 2
     assert ipython.shown == times * in_notebook * [{"text/html": html, "text/plain": str(report)}]
     assert capsys.readouterr().out == times * (not in_notebook) * f"{report}\n"
+
+
+# ---- calls without effect -------------------------------------------------------------------------------------------
+
+
+@each("call", [hmp.disable_casts, hmp.watch, lambda: hmp.autocast("cpu")])
+def test_a_block_that_is_not_entered_says_what_to_write(call: Any, recwarn: pytest.WarningsRecorder) -> None:
+    call()
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]  # CPython has frames
+    (warned,) = recwarn
+    assert re.search(r"(hmp\.\w+)\(.* alone does nothing: write `with \1\(", str(warned.message))
+    assert (warned.filename, warned.lineno) == (__file__, line)
+    recwarn.clear()
+    with call():
+        call()(print)
+    assert str(warned.message) in repr(call())  # a prompt has shown it
+    assert not recwarn
