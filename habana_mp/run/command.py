@@ -66,13 +66,16 @@ def main(words: Sequence[str]) -> int:
     started = _follow_started(conversion, children.folder, given.gaudi)
     ending = _Ending(given.report_file, ranks, children, started, by_script=conversion.by_script)
     atexit.register(ending.at_exit)  # called after the handlers that the script registers
+    misplaced = [] if ranks.rank else _misplaced(parser, command)
+    unread = [word for word in misplaced if not script.may_read(word)]
+    _point_out(unread, script)
     try:
         script.run()
     except SystemExit as error:
         if error.code in (None, 0) and given.require_lowered and not ending.lowered():
             raise SystemExit(1) from None
-        if error.code == 2 and ranks.rank == 0:
-            _point_out_misplaced(parser, command)
+        if error.code == 2:
+            _point_out([word for word in misplaced if word not in unread], script)
         raise
     except BaseException as error:
         _show_without_ours(error)
@@ -151,13 +154,18 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
     return list(words[:at]), list(words[at:]), False
 
 
-def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
-    """Points out our options after a script that ended with the status of wrong usage. The script may have options of
-    the same names."""
+def _misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> list[str]:
+    """Returns our options behind the script. The script may have options of the same names."""
     ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
-    for word in command[1:]:
-        if word.partition("=")[0] in ours:
-            _say(f"`{word}` stands behind the script, so the script got it; an option of habana-mp stands before")
+    return [word for word in command[1:] if word.partition("=")[0] in ours]
+
+
+def _point_out(misplaced: list[str], script: Script) -> None:
+    """Points out options that the script does not read, or that may be why it ended with the status of wrong usage."""
+    for word in misplaced:
+        _say(
+            f"`{word}` stands behind the script, so the script gets it; write options of habana-mp before {script.name}"
+        )
 
 
 def _conversion(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Conversion:

@@ -6,10 +6,12 @@ import builtins
 import errno
 import os
 import pkgutil
+import re
 import sys
 import types
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
 from typing import Any
 
 from habana_mp.patches.tools import main_module
@@ -31,6 +33,14 @@ class Script:
         if not self._is_module and not self._is_folder():
             with open(self.name, "rb"):
                 pass
+
+    def may_read(self, option: str) -> bool:
+        """True if the script's text has the name of an option, other than as an attribute. The text of a module, a
+        folder or an archive is not looked for."""
+        if self._is_module or self._is_folder():
+            return True
+        name = option.partition("=")[0].lstrip("-").replace("-", "[-_]")
+        return re.search(rf"(?<![\w.]){name}\b", Path(self.name).read_text("utf-8", "replace")) is not None
 
     def run(self) -> None:
         """Runs the script to its end, or raises what it raises."""

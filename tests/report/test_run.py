@@ -339,10 +339,17 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(
 
 
 def test_an_option_behind_the_script_is_pointed_out(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n")
-    for status, pointed_out in (("2", ["--report", "--detail=lines"]), ("0", [])):  # 2: it did not know them
-        done = python(*RUN, "script.py", status, "--report", "a.html", "--lr=1", "--detail=lines", cwd=tmp_path)
-        assert done.stdout == f"['{status}', '--report', 'a.html', '--lr=1', '--detail=lines']\n"
+    ours = ["--report", "--opt-level=O1"]
+    for read, status, pointed_out in (
+        ("", "0", ours),
+        ("self.report(opt.level)", "0", ours),
+        ('("--report", "--opt-level")', "0", []),
+        ("report: str; opt_level: str", "0", []),
+        ("report: str; opt_level: str", "2", ours),  # wrong usage
+    ):
+        (tmp_path / "script.py").write_text(f"import sys\nprint(sys.argv[1:])\n# {read}\nsys.exit(int(sys.argv[1]))\n")
+        done = python(*RUN, "script.py", status, "--report", "lines", "--lr=1", "--opt-level=O1", cwd=tmp_path)
+        assert done.stdout == f"['{status}', '--report', 'lines', '--lr=1', '--opt-level=O1']\n"
         lines = [line for line in done.stderr.splitlines() if "stands behind the script" in line]
         assert [line.split("`")[1] for line in lines] == pointed_out
-    assert not (tmp_path / "a.html").exists()
+        assert all(line.endswith("write options of habana-mp before script.py") for line in lines)
