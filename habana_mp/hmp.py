@@ -225,7 +225,7 @@ def exact_packages() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*libraries.exact_packages(), *given)))
 
 
-def report(*, file: TextIO | None = None, show: bool = True, ranks: bool = False) -> Report:
+def report(file: TextIO | None = None, *, show: bool = True, ranks: bool = False) -> Report:
     """Prints what ran in which precision so far, where and why, and returns the same as data.
 
     The finest detail that ``convert(report=...)`` or :func:`watch` requested decides how exact the places are.
@@ -240,7 +240,10 @@ def report(*, file: TextIO | None = None, show: bool = True, ranks: bool = False
         TypeError: a ``file`` that is not a stream.
     """
     if file is not None and not hasattr(file, "write"):
-        raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
+        raise TypeError(
+            f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}. For more detail "
+            'write `hmp.convert(report="lines")` before the calls, for a file `hmp.report().to_html("report.html")`'
+        )
     current = of_all_ranks(counting.current()) if ranks else counting.current()
     if show and not (ranks and own_rank()):
         current.show(file)

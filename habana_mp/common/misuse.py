@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 class _NotABlock:
-    """The result of ``convert``. In a ``with`` statement it raises an error that names the context managers."""
+    """The result of ``convert``. Used as a block or as a model, it raises an error that says what to write."""
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -19,6 +19,12 @@ class _NotABlock:
 
     def __exit__(self, *_: object) -> None:
         return None
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "`hmp.convert()` returns no model: it changes torch itself. Write `hmp.convert()` on a line of its own "
+            "and call your model as before"
+        )
 
     def __repr__(self) -> str:
         return "converted; hmp.report() tells what ran in which precision, hmp.restore() takes it back"

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from habana_mp.diagnosis.compiled import CompiledSearch
 from habana_mp.diagnosis.findings import EMULATION, Finding, OperationRow, row_of
 from habana_mp.diagnosis.observing import PRODUCTS
@@ -175,8 +177,11 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False)
         ValueError: ``step`` does other things when it is called again, or a number is below 1.
         TypeError: ``step`` cannot be called.
     """
-    if not callable(step):
-        raise TypeError(f"`step` must be a function that runs a step and returns its loss; got {type(step).__name__}")
+    if not callable(step) or isinstance(step, torch.nn.Module):
+        raise TypeError(
+            "`step` must be a function that runs a step and returns its loss, as `hmp.diagnose(lambda: "
+            f"criterion(model(inputs), targets))`; got {type(step).__name__}"
+        )
     for name, value in (("steps", steps), ("every", every)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}")

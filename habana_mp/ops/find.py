@@ -237,6 +237,11 @@ def exists(name: str) -> bool:
     return bool(builtins_named(name)) or composite_named(name) is not None
 
 
+def operators_named(name: str) -> list[str]:
+    """Returns the operators of this name in all namespaces of torch.ops, with their namespaces."""
+    return sorted(one for one in torch._C._dispatch_get_all_op_names() if one.partition("::")[2] == name)
+
+
 def public_names() -> Iterator[str]:
     """Yields the names of torch's public builtin functions."""
     for _, namespace in namespaces():

@@ -85,6 +85,11 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
     return parse_list(_read(path, source), source)
 
 
+def is_list_file(given: object) -> bool:
+    """True for the path of a file, and for one that ends as list files do."""
+    return isinstance(given, (str, os.PathLike)) and (os.fsdecode(given).endswith(".txt") or os.path.isfile(given))
+
+
 def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
     """Returns the list in a file, or None for None or an empty path. ``argument`` is its name in errors."""
     if path is None or path == "":

@@ -10,7 +10,7 @@ import torch
 
 from habana_mp import ops
 from habana_mp.common.errors import ListError, warn
-from habana_mp.ops.find import NO_OPERATION, without_overload
+from habana_mp.ops.find import NO_OPERATION, operators_named, without_overload
 from habana_mp.ops.written import module_named
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.precisions import FLOAT32_RESULT
@@ -194,8 +194,9 @@ def nearest(name: str) -> str | None:
     parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]
     for part in parts:
         for spelled in (part, part.lower()):
-            if ops.resolve(spelled) is not None:
-                return spelled
+            for meant in (spelled, *operators_named(spelled)):
+                if ops.resolve(meant) is not None:
+                    return meant
     known = {one.lower(): one for one in ops.suggestions()}
     for part in parts:
         longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []

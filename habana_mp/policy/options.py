@@ -17,6 +17,7 @@ import torch
 from habana_mp.common.errors import warn
 from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.policy.exact import Given as GivenExact
+from habana_mp.policy.lists import is_list_file
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 from habana_mp.policy.presets import AS_COMPUTED, EVERYWHERE, FP32, MODULES, presets
 
@@ -63,7 +64,11 @@ def _level(name: str, given: Any) -> str:
 
 
 def _meant_by(given: object) -> str:
-    """Returns a hint for two slips: a preset's name in the place of the level, and a zero for the letter O."""
+    """Returns a hint for slips: another argument in the place of the level, and a zero for the letter O."""
+    if dtype_meant(given) in (torch.bfloat16, torch.float16):
+        return f"; for the lower precision write `dtype={given!r}`"
+    if is_list_file(given):
+        return f"; for list files write `bf16_file_path={given!r}, fp32_file_path=...`"
     if not isinstance(given, str):
         return ""
     if given in presets():

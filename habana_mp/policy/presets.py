@@ -14,7 +14,7 @@ import torch
 
 from habana_mp import ops
 from habana_mp.common.errors import ListError
-from habana_mp.policy.lists import DIRECTORY, Listed, parse_line, read_list
+from habana_mp.policy.lists import DIRECTORY, Listed, is_list_file, parse_line, read_list
 
 #: The code in which lists may lower.
 MODULES, EVERYWHERE = "modules", "everywhere"
@@ -189,8 +189,10 @@ def preset_named(name: str) -> Preset:
         return _of_folder(name)
     if not isinstance(name, str) or name not in known:
         shipped = ", ".join(one for one in known if "/" not in one and "@" not in one)
+        is_file = is_list_file(name)
+        hint = "; for a list file write `bf16_file_path=` or `fp32_file_path=`" if is_file else hint_for(name)
         raise ValueError(
-            f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint_for(name)}"
+            f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint}"
         )
     return known[name]
 

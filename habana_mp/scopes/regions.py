@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -123,10 +123,12 @@ def autocast(
         RuntimeError: a device type for which torch has no autocast.
         OSError: a list file that cannot be read.
     """
-    if not device_type:
+    if not device_type or not isinstance(device_type, str):
+        call = f'hmp.autocast("cpu"{f", {device_type}" if isinstance(device_type, torch.dtype) else ""})'
         raise TypeError(
-            "`hmp.autocast` takes a device first, as torch.autocast does, and goes around a block: `with "
-            'hmp.autocast("cpu"):`. For the whole script write `hmp.convert(preset="recommended")`'
+            "`hmp.autocast` takes the name of a device first, as torch.autocast does, and goes around a block: `with "
+            f'{call}:`, or a function: `@{call}`. For the whole script write `hmp.convert(preset="recommended")`; got '
+            f"{type(device_type).__name__}: {device_type!r}"
         )
     number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path, rules)
     if torch.compiler.is_compiling():
@@ -196,8 +198,14 @@ def _type_of(device_type: str) -> str:
     """Returns the device type of ``"cpu"`` or ``"cuda:0"``. Raises RuntimeError if torch has no autocast for it."""
     if not isinstance(device_type, str):
         raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
-    if not torch.amp.is_autocast_available(device_type):
-        raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
+    is_available = False
+    with suppress(RuntimeError):  # torch knows no device of this name
+        is_available = torch.amp.is_autocast_available(device_type)
+    if not is_available:
+        raise RuntimeError(
+            '`device_type` must be one that torch has autocast for: "cpu", "cuda" (GPUs of NVIDIA and AMD), "xpu" (of '
+            f'Intel), "hpu" (Gaudi); got {device_type!r}'
+        )
     return torch.device(device_type).type
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import habana_mp
 from habana_mp import hmp
 from helpers.each import each
+from helpers.lists import write_list
 from helpers.processes import python
 
 
@@ -87,3 +89,42 @@ def test_a_block_that_is_not_entered_says_what_to_write(call: Any, recwarn: pyte
         call()(print)
     assert str(warned.message) in repr(call())  # a prompt has shown it
     assert not recwarn
+
+
+# ---- slips in arguments ---------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("typed_first::own_swish", mutates_args=())
+def own_swish(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sigmoid()
+
+
+@each(
+    "call, message",
+    [
+        (lambda: hmp.convert("b.txt", "f.txt"), "write `bf16_file_path='b.txt', fp32_file_path=...`"),
+        (lambda: hmp.convert(Path("b.txt")), "write `bf16_file_path=PosixPath('b.txt'), fp32_file_path=...`"),
+        (lambda: hmp.convert(torch.bfloat16), "write `dtype=torch.bfloat16`"),
+        (lambda: hmp.convert("half"), "write `dtype='half'`"),
+        (lambda: hmp.convert(preset="b.txt"), "write `bf16_file_path=` or `fp32_file_path=`"),
+        (lambda: hmp.convert(rules={"own_swish": "fp32"}), "did you mean `typed_first::own_swish`?"),
+        (lambda: hmp.autocast("gpu"), '"cuda" (GPUs of NVIDIA and AMD), "xpu" (of Intel), "hpu" (Gaudi); got \'gpu\''),
+        (lambda: hmp.autocast(torch.bfloat16), '`with hmp.autocast("cpu", torch.bfloat16):`'),
+        (lambda: hmp.autocast(own_swish), 'or a function: `@hmp.autocast("cpu")`'),
+        (lambda: hmp.report("lines"), 'write `hmp.convert(report="lines")` before the calls'),
+        (lambda: hmp.convert()(torch.ones(2)), "returns no model: it changes torch itself"),
+        (lambda: hmp.diagnose(torch.nn.Linear(2, 2)), "`hmp.diagnose(lambda: criterion(model(inputs), targets))`"),
+    ],
+)
+def test_a_slip_says_what_to_write(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=re.escape(message)):
+        call()
+
+
+def test_a_list_file_is_known_by_its_name_or_by_being_a_file(tmp_path: Path) -> None:
+    hint = "for a list file write `bf16_file_path=`"
+    with pytest.raises(ValueError, match=hint):
+        hmp.convert(preset=write_list(tmp_path / "mine", ["linear"]))
+    with pytest.raises(ValueError, match="did you mean 'torch-cpu'") as raised:
+        hmp.convert(preset="cpu")
+    assert hint not in str(raised.value)

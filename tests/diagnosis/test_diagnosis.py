@@ -578,7 +578,7 @@ def test_text_json_and_page_have_the_place_the_range_the_harm_and_the_rule(tmp_p
 @pytest.mark.parametrize(
     ("step", "options", "error", "words"),
     [
-        (3, {}, TypeError, "`step` must be a function that runs a step and returns its loss; got int"),
+        (3, {}, TypeError, "`step` must be a function that runs a step and returns its loss, as `hmp.diagnose("),
         (lambda: None, {"steps": 0}, ValueError, "`steps` must be a whole number of at least 1; got 0"),
         (lambda: None, {"every": 1.5}, ValueError, "`every` must be a whole number of at least 1; got 1.5"),
     ],
