@@ -79,6 +79,7 @@ py::dict shown(const watch::Record& record) {
   note("losses", record.noticed.losses);
   note("carried", record.noticed.carried);
   note("cancelled", record.noticed.cancelled);
+  note("lost ridges", record.noticed.lost_ridges);
   note("decays", record.noticed.decays);
   row["noticed"] = noticed;
   py::list from;

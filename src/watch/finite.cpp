@@ -64,6 +64,28 @@ bool find_rows(const DLTensor& view, std::int64_t size, Rows& rows) noexcept {
   return true;
 }
 
+// Lets the view of a tensor of complex numbers show their real and imaginary parts: two numbers that are neighbours.
+struct Parts {
+  std::array<std::int64_t, most_dimensions> sizes{};
+  std::array<std::int64_t, most_dimensions> strides{};
+
+  // False for numbers that nothing here reads.
+  bool take(DLTensor& view) noexcept {
+    if (view.dtype.code != kDLComplex) return true;
+    const auto last = static_cast<std::size_t>(view.ndim);
+    if (last >= most_dimensions || view.dtype.bits < 64) return false;
+    std::copy_n(view.shape, last, sizes.begin());
+    std::transform(view.strides, view.strides + last, strides.begin(), [](std::int64_t stride) { return 2 * stride; });
+    sizes[last] = 2;
+    strides[last] = 1;
+    view.shape = sizes.data();
+    view.strides = strides.data();
+    view.ndim += 1;
+    view.dtype.bits /= 2;
+    return true;
+  }
+};
+
 // float64 has no kernel: its calls are rare in mixed precision. Returns bits as those of float32, whose numbers,
 // infinities and NaN are in the same order.
 std::uint32_t largest_of_double(const char* values, std::int64_t stride, std::int64_t count) noexcept {
@@ -148,19 +170,15 @@ Magnitude magnitude_of(PyObject* tensor, bool whole) noexcept {
     return found;
   }
   if (host::count_in(view) == 0) return found;
-  const bool is_double = view.dtype.code == kDLFloat && view.dtype.bits == 64;
-  if (kind == Kind::wide && !is_double) return found;  // complex numbers
+  Parts parts;
   Rows rows;
-  if (view.device.device_type != kDLCPU || view.data == nullptr ||
-      !find_rows(view,
-                 is_double           ? 8
-                 : kind == Kind::f32 ? 4
-                                     : 2,
-                 rows)) {
+  if (view.device.device_type != kDLCPU || view.data == nullptr || !parts.take(view) ||
+      !find_rows(view, view.dtype.bits / 8, rows)) {
     found.state = Finite::unknown;
     return found;
   }
-  const std::uint32_t largest = largest_in_rows(rows, kind, whole);
+  const Kind read_as = kind == Kind::wide && view.dtype.bits == 32 ? Kind::f32 : kind;
+  const std::uint32_t largest = largest_in_rows(rows, read_as, whole);
   const std::uint32_t infinity = kernels::infinity_of(kind == Kind::bf16  ? Float::bf16
                                                       : kind == Kind::f16 ? Float::f16
                                                                           : Float::f32);

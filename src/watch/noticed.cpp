@@ -119,8 +119,8 @@ bool has_sizes_of(PyObject* tensor, PyObject* other) noexcept {
   return std::equal(view.shape, view.shape + view.ndim, beside.shape, beside.shape + beside.ndim);
 }
 
-// True if little is left of some values of a term, and all other values of the sum have one sign: it is a distance, not
-// a sum in which values cancel by chance.
+// True if little is left of most values of a term, or of some while all other values of the sum have one sign: it is a
+// distance, not a sum in which values cancel by chance.
 bool cancels(PyObject* term, PyObject* sum) noexcept {
   constexpr std::int64_t most_samples = 4096;
   constexpr float little = 1.0F / 64;
@@ -143,7 +143,30 @@ bool cancels(PyObject* term, PyObject* sum) noexcept {
     }
   }
   const std::int64_t examined = (count + step - 1) / step;
-  return examined >= fewest && cancelled * fewest >= examined && (positive == 0) != (negative == 0);
+  if (examined < fewest) return false;
+  return 2 * cancelled >= examined || (cancelled * fewest >= examined && (positive == 0) != (negative == 0));
+}
+
+// True if the other term is a diagonal that the rounding of this one, a matrix in lower precision, exceeds.
+bool is_lost_ridge(PyObject* term, PyObject* other) noexcept {
+  Readable matrix;
+  Readable ridge;
+  if (!is_lower(host::kind_of(term)) || !matrix.open(term) || !ridge.open(other)) return false;
+  const auto width = [](const Readable& one) {
+    const std::int64_t* const last = one.view.shape + one.view.ndim;
+    return one.view.ndim < 2 || last[-1] != last[-2] ? 0 : last[-1];
+  };
+  const std::int64_t size = width(ridge);
+  if (size < 2 || width(matrix) != size || host::count_in(matrix.view) == 0) return false;
+  const float digits = matrix.kind == Kind::bf16 ? 256 : 2048;
+  std::int64_t lost = 0;
+  for (std::int64_t i = 0; i < size; ++i) {  // of the first matrix of several
+    const std::int64_t position = i * size + i;
+    const float value = ridge.at(position);
+    if (value == 0 || ridge.at(i * size + (i + 1) % size) != 0) return false;
+    if (digits * std::fabs(value) < std::fabs(matrix.at(position))) ++lost;
+  }
+  return 2 * lost >= size;
 }
 
 void notice_statistics(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept {
@@ -200,6 +223,9 @@ void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, P
   if (record.sensitivity == Sensitivity::sum &&
       (is_spoiled(first, second, result) || is_spoiled(second, first, result))) {
     ++record.noticed.cancelled;
+  }
+  if (record.sensitivity == Sensitivity::sum && (is_lost_ridge(first, second) || is_lost_ridge(second, first))) {
+    ++record.noticed.lost_ridges;
   }
 }
 

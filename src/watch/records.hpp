@@ -55,6 +55,7 @@ struct Noticed {
   std::uint64_t losses = 0;               // results in lower precision from which a backward began
   std::uint64_t carried = 0;              // results in lower precision that were stored over a tensor of the same size
   std::uint64_t cancelled = 0;            // sums in which little is left of a term in lower precision
+  std::uint64_t lost_ridges = 0;          // sums of a matrix in lower precision and a diagonal below its rounding
   std::uint64_t decays = 0;               // multiplications by a number next to 1
 };
 

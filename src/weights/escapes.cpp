@@ -49,8 +49,16 @@ PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
 // Tensor.numpy raises for bfloat16, which NumPy lacks. If the lists apply, the tensor is converted to float32 first.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_is_lent(self);
-  const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_apply_here();
-  if (!widens) return numpy.call(self, arguments, keywords);
+  if (!host::is_plain_tensor(self) || host::kind_of_tensor(self) != Kind::bf16) {
+    return numpy.call(self, arguments, keywords);
+  }
+  if (!lists_apply_here()) {
+    PyObject* result = numpy.call(self, arguments, keywords);
+    if (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
+      PyErr_SetString(PyExc_TypeError, "NumPy has no bfloat16: write `.float().numpy()`");
+    }
+    return result;
+  }
   const Owned wide(PyObject_CallMethod(self, "float", nullptr));
   return wide ? numpy.call(wide.get(), arguments, keywords) : nullptr;
 }
