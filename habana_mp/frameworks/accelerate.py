@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, __version__
 from accelerate.logging import get_logger
 
-from habana_mp.frameworks.common import convert, write_report
+from habana_mp.frameworks.common import convert, require, write_report
+
+require("accelerate", __version__, "1.0")
 
 _logger = get_logger("accelerate.habana_mp")
 

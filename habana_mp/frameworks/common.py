@@ -1,4 +1,4 @@
-"""What the plugins share: the lists that they start from, and the report beside the run."""
+"""What the plugins share: the least releases, the lists that they start from, and the report beside the run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch.torch_version import TorchVersion
+
 from habana_mp import hmp
 from habana_mp.reporting.ranks import own_rank
 
 #: The options of `convert` that choose lists. Without any of them the plugins use the recommended lists.
 _CHOOSE_LISTS = {"opt_level", "bf16_file_path", "fp32_file_path", "preset"}
+
+
+def require(framework: str, release: str, least: str) -> None:
+    """Raises ImportError if the release of a framework, which has its name for pip, is older than the least one."""
+    if TorchVersion(release) < least:
+        raise ImportError(
+            f"habana_mp works with {framework} {least} or later; {release} is installed. "
+            f'Run pip install "{framework}>={least}"'
+        )
 
 
 def convert(options: dict[str, Any]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ignite import __version__
 from ignite.engine import Engine, Events
 
-from habana_mp.frameworks.common import convert, write_report
+from habana_mp.frameworks.common import convert, require, write_report
+
+require("pytorch-ignite", __version__, "0.5")
 
 
 def attach(trainer: Engine, folder: str | os.PathLike[str] = ".", writer: Any = None, **options: Any) -> None:

@@ -15,7 +15,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp.frameworks.common import convert, write_report
+from habana_mp.frameworks.common import convert, require, write_report
 
 #: The packages of Lightning, each with a class of its own for precision plugins.
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric")
@@ -37,6 +37,8 @@ class MixedPrecision:
     def __new__(cls, **_: Any) -> MixedPrecision:
         # Now, not at import: by now the program has imported the package that it uses.
         package = next((one for one in _PACKAGES if one in sys.modules), _PACKAGES[0])
+        name = package.partition(".")[0]
+        require(name, importlib.import_module(name).__version__, "2.1")
         kind: Any = cls
         return object.__new__(_with_base(kind, importlib.import_module(f"{package}.plugins.precision").Precision))
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments, __version__
 from transformers.utils import logging
 
-from habana_mp.frameworks.common import convert, write_report
+from habana_mp.frameworks.common import convert, require, write_report
+
+require("transformers", __version__, "4.50")
 
 _logger = logging.get_logger("transformers.habana_mp")  # below transformers' own, so that its verbosity applies
 
@@ -49,13 +51,12 @@ class MixedPrecisionCallback(TrainerCallback):
     def __init__(self, args: TrainingArguments, **options: Any) -> None:
         self._options = options
         self._has_begun = False
-        if args.mixed_precision != "no":
-            _logger.warning(
-                f"habana_mp: Trainer's own autocast ({'fp16' if args.fp16 else 'bf16'}=True) is switched off. The "
-                "lists of habana_mp decide"
-            )
+        own = "fp16" if args.fp16 else "bf16" if args.bf16 else os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if own != "no":
+            _logger.warning(f"habana_mp: Trainer's own autocast ({own}) is switched off. The lists of habana_mp decide")
         args.bf16 = args.fp16 = False
-        args.mixed_precision = "no"
+        # Trainer's Accelerator reads the first since transformers 5, and the second before.
+        args.mixed_precision = os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         convert(self._options)
@@ -76,7 +77,8 @@ class MixedPrecisionCallback(TrainerCallback):
 
 def _writer_beside(args: TrainingArguments) -> Any:
     """Returns a writer into the folder of TensorBoard's latest file, or None. Trainer's own writer is closed."""
-    folder = os.environ.get("TENSORBOARD_LOGGING_DIR", args.output_dir)
+    folder = getattr(args, "logging_dir", None)  # before transformers 5
+    folder = folder or os.environ.get("TENSORBOARD_LOGGING_DIR", args.output_dir)
     events = [] if "tensorboard" not in args.report_to else list(Path(folder).rglob("events.out.tfevents.*"))
     if not events:
         return None

@@ -31,7 +31,7 @@ from habana_mp.frameworks.accelerate import prepare
 from habana_mp.frameworks.ignite import attach
 from habana_mp.frameworks.lightning import MixedPrecision
 from habana_mp.frameworks.transformers import MixedPrecisionArguments, MixedPrecisionCallback
-from helpers.how_to import original, run, script
+from helpers.how_to import PAGES, original, run, script
 from helpers.training import loader, network
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -64,17 +64,55 @@ def test_importing_habana_mp_imports_no_framework() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize(
+    ("framework", "old", "requirement", "page"),
+    [
+        ("transformers", "4.49.0", "transformers>=4.50", "trainer"),
+        ("accelerate", "0.34.2", "accelerate>=1.0", "accelerate"),
+        ("ignite", "0.4.13", "pytorch-ignite>=0.5", "ignite"),
+    ],
+)
+def test_a_framework_that_is_too_old_is_refused_at_import(
+    framework: str, old: str, requirement: str, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{framework}.__version__", old)
+    monkeypatch.delitem(sys.modules, f"habana_mp.frameworks.{framework}")
+    name, _, least = requirement.partition(">=")
+    expected = f'works with {name} {least} or later; {old} is installed. Run pip install "{requirement}"'
+    with pytest.raises(ImportError, match=re.escape(expected)):
+        importlib.import_module(f"habana_mp.frameworks.{framework}")
+    assert f"{least} or later" in (PAGES / f"{page}.md").read_text("utf-8")
+
+
+def test_lightning_that_is_too_old_is_refused_when_the_plugin_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("pytorch_lightning")
+    monkeypatch.setattr("pytorch_lightning.__version__", "2.0.9")
+    with pytest.raises(ImportError, match=re.escape('Run pip install "pytorch_lightning>=2.1"')):
+        MixedPrecision()
+    assert "2.1 or later" in (PAGES / "lightning.md").read_text("utf-8")
+
+
 # ---- transformers --------------------------------------------------------------------------------------------------
 
 
-def test_the_callback_switches_trainers_autocast_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    args = TrainingArguments("out", bf16=True, use_cpu=True)
+@pytest.mark.parametrize("switch", ["bf16", "fp16", "environment"])
+def test_the_callback_switches_trainers_autocast_off_and_says_so(
+    switch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = script("trainer")
+    if switch == "environment":
+        text = "import os\nos.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'\n" + text.replace("bf16=True, ", "")
     logging.getLogger("transformers").propagate = True
     caplog.set_level(logging.WARNING, "transformers")  # other tests may have chosen another one
-    MixedPrecisionCallback(args)
-    assert "Trainer's own autocast (bf16=True) is switched off" in caplog.text
-    assert (args.bf16, args.mixed_precision) == (False, "no")
-    caplog.clear()
+    run(text.replace("bf16=True", f"{switch}=True"), tmp_path)  # an HmpWarning about autocast would be an error
+    own = "fp16" if switch == "fp16" else "bf16"
+    assert f"Trainer's own autocast ({own}) is switched off" in caplog.text
+    assert "All 136 products ran in bf16" in hmp.report(show=False).words[0]
+
+
+def test_the_callback_says_nothing_if_trainer_has_no_autocast(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("transformers").propagate = True
+    caplog.set_level(logging.WARNING, "transformers")
     MixedPrecisionCallback(TrainingArguments("out", use_cpu=True))
     assert not caplog.text
 
@@ -238,7 +276,7 @@ def test_ignite_leaves_the_report_in_its_log_and_in_tensorboard(
 @pytest.mark.parametrize(
     ("name", "switch"),
     [
-        ("trainer", r"`mixed_precision=` of Accelerate, which Trainer sets for `bf16=True`"),
+        ("trainer", "(`mixed_precision=` of Accelerate|transformers), .*`bf16=True`"),  # the latter before 5.0
         ("accelerate_loop", "`mixed_precision=` of Accelerate"),
         ("lightning_trainer", "`precision=` of Lightning"),
         ("fabric_loop", "`precision=` of Lightning"),
@@ -255,6 +293,6 @@ def test_a_frameworks_own_autocast_under_convert_is_named_with_the_line_of_the_s
     with pytest.warns(HmpWarning, match="torch.autocast is enabled while") as warned:
         run(text, tmp_path)
     (message,) = [str(one.message) for one in warned if "while habana_mp casts" in str(one.message)]
-    assert f"by {switch}" in message
+    assert re.search(f"by {switch}", message)
     assert f"in the call at {tmp_path}/script_" in message
     assert "an operation that it lowers runs in its precision whatever they say" in message

@@ -69,6 +69,7 @@ def run(text: str, folder: Path, *arguments: str) -> dict[str, Any]:
     path.write_text(text, "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # a training may leave its own there
         patch.setattr(sys, "argv", [str(path), *arguments])
         try:
             return runpy.run_path(str(path), run_name="__main__")

@@ -167,6 +167,7 @@ _SWITCHES = {
     "lightning": "`precision=` of Lightning",
     "lightning_fabric": "`precision=` of Lightning",
     "pytorch_lightning": "`precision=` of Lightning",
+    "transformers": "transformers, as for `bf16=True` of Trainer",
 }
 
 
