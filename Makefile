@@ -14,6 +14,9 @@ SITE := "mkdocs-material==9.8.2" "nbclient==0.10.*" "ipykernel==7.*"
 NEWEST_TORCH := torch==2.14.1
 NEWEST_TORCHVISION := torchvision==0.29.1
 NEWEST := build/newest
+# For `make test-transformers-4`: without what they require, in a folder of their own, before the newest releases.
+TRANSFORMERS_4 := "transformers==4.57.*" "huggingface_hub==0.36.*" "tokenizers==0.22.*" "datasets==4.7.*" \
+  "httpx==0.28.*" "httpcore==1.*"
 # As in pyproject.toml.
 BUILD_REQUIRES := "scikit-build-core>=1.0" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" "librmm-cu12==24.12.1"
 # The releases of torch for `make compatibility`.
@@ -30,7 +33,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 clean build
+.PHONY: demo test quick test-slow test-newest test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -51,6 +54,11 @@ test-slow: $(VENV)/.built
 # torch's own database of operations, the other rules, and kept weights, beside the newest torch.
 test-newest: $(NEWEST)/.built
 	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow" tests/rules tests/weights
+
+# The plugins, and the trainings of their pages, with transformers 4; sentence-transformers' own bf16 is far off there.
+test-transformers-4: $(VENV)/.built $(VENV)/.transformers-4
+	PYTHONPATH=$(abspath $(VENV))/transformers-4/site-packages $(BIN)/python -m pytest -q $(AT_ONCE) tests/frameworks \
+	  -k "test_plugins or a_training_is and not (diffusers or sentence)"
 
 # Some tests under each release of torch and Python, and the README's table of them. Half an hour or more for each
 # Python; up to 3 GB are downloaded for each release. ONLY=2.8.0 and PYTHONS="3.11 3.12" take some of them.
@@ -161,6 +169,10 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
 	  "torchmetrics>=1.5" "playwright>=1.45" "shtab>=1.6" "$(TORCH)"
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
+	touch $@
+
+$(VENV)/.transformers-4: $(VENV)/.packages Makefile
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/transformers-4/site-packages $(TRANSFORMERS_4)
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch

@@ -87,8 +87,6 @@ def test_a_training_is_that_of_convert_by_hand_and_near_the_frameworks_own_bf16(
 ) -> None:
     text, before = script(training.name), original(training.name)
     found = run(text, tmp_path / "hmp")
-    if training.name != "fabric_loop":  # its page shows that of Trainer
-        assert set(shown_report(training.name)) <= set(hmp.report(show=False).words)
     losses, weights = losses_of(found), found["model"].state_dict()
     assert {one.dtype for one in weights.values() if one.is_floating_point()} == {torch.float32}
     if training.weights:
@@ -115,6 +113,13 @@ def test_a_training_is_that_of_convert_by_hand_and_near_the_frameworks_own_bf16(
         by_hand = run(in_float32(before, training), tmp_path / "by_hand")
         assert losses_of(by_hand) == losses
         torch.testing.assert_close(by_hand["model"].state_dict(), weights, rtol=0, atol=0)
+
+
+# The page of Fabric shows the report of Lightning's Trainer.
+@pytest.mark.parametrize("name", [one.name for one in TRAININGS if one.name != "fabric_loop"])
+def test_a_page_shows_the_report_of_its_script(name: str, tmp_path: Path) -> None:
+    run(script(name), tmp_path)
+    assert set(shown_report(name)) <= set(hmp.report(show=False).words)
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda one: one.stem)
