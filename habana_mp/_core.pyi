@@ -342,6 +342,9 @@ def counts() -> list[tuple[str, str, str, str, int, int, int, int]]:
     to be cached) of each row."""
 
 def reset_counts() -> None: ...
+def lower_updates() -> int:
+    """Returns the number of calls that wrote values in lower precision into a weight in float32."""
+
 def buffer_count() -> int:
     """Returns the number of casts of activations whose memory is kept for the next ones."""
 

@@ -9,6 +9,7 @@ from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
+from habana_mp.patches.torch.begun_backwards import LowerLosses
 from habana_mp.patches.torch.checkpoint import Checkpoint
 from habana_mp.patches.torch.compiled_products import CompiledProducts
 from habana_mp.patches.torch.constructors import Constructors
@@ -48,6 +49,7 @@ def all_patches() -> tuple[Patch, ...]:
         OptimizerSteps(),
         UnwrappedSteps(),
         StoredValues(),
+        LowerLosses(),
         KernelTable(),
         GraphCache(),
         Runtime(),

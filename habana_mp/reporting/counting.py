@@ -17,7 +17,9 @@ from habana_mp.common.paths import is_installed
 from habana_mp.common.version import __version__
 from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
+from habana_mp.patches.torch.begun_backwards import lower_loss
 from habana_mp.patches.torch.device_times import device_times
+from habana_mp.patches.torch.dynamo import forget_compiled_graphs, graphs_compiled
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
@@ -227,6 +229,9 @@ def _environment() -> dict[str, Any]:
             if not is_installed(file)  # a library protects its own code
         },
         "lower_state": stepped_weights.found(),
+        "lower_updates": _core.lower_updates(),
+        "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
+        "compiled_graphs": graphs_compiled(),
         "optimizer_steps": stepped_weights.steps(),
     }
 
@@ -253,3 +258,5 @@ def reset() -> None:
     forget_earlier_lists()
     forget_places()
     stepped_weights.forget()
+    lower_loss.clear()
+    forget_compiled_graphs()

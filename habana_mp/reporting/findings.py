@@ -15,7 +15,7 @@ from habana_mp.reporting.remedies import in_words, rules_for
 #: The most lines, the most lines of one kind, and the most operations in the line about float32.
 _MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
 
-#: First calls take longer. With fewer calls than this, they make times misleading.
+#: The least number of calls whose times tell something: first calls take longer.
 _MANY_CALLS = 10
 
 #: Advice that makes results less exact must save at least this share of all time.
@@ -77,7 +77,8 @@ def findings_of(report: Records) -> tuple[Finding, ...]:
             found.append(Finding(kind.name, tuple(together), text, rule=rule))
     return (
         *_lower_weights(report),
-        *_cancelled(report, sources),
+        *_lower_losses(report),
+        *_rounded_differences(report, sources),
         *_averages(report, sources),
         *found,
         *_rounded_probabilities(report, sources),
@@ -133,15 +134,20 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
         share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
         parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
     first, _, rest = parts[0].partition(" ")
-    verb, what = ("took", "operations' time") if of_time else ("had", "calls")
+    counted = "calls that a list or a rule decides" if report.detail == "operations" else "calls"
+    verb, what = ("took", "operations' time") if of_time else ("had", counted)
     others = f", {', '.join(parts[1:])}" if parts[1:] else ""
     time = f", {_time(whole)}" if of_time else ""
     steps = sum(row.calls for row in report.rows) - sum(row.calls for row in rows)
     left_out = f"; not counted: {_count(steps, 'call')} in optimizers' steps" if steps else ""
     return (
         f"{_of_products(report, rows)}{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}{left_out})"
-        f"{_caution(rows)}"
+        f"{_COMPILED if _is_compiled(report) else ''}"
     )
+
+
+#: What the number of calls means where torch.compile is at work.
+_COMPILED = ". Compiled code is counted while it is traced, not when it runs"
 
 
 def _of_products(report: Records, rows: list[Row]) -> str:
@@ -176,17 +182,8 @@ def _seconds(rows: Iterable[Row]) -> float:
     return sum(row.seconds or 0.0 for row in rows)
 
 
-def _is_traced(rows: Iterable[Row]) -> bool:
-    return any(row.phase == "traced" for row in rows)
-
-
-def _caution(rows: list[Row]) -> str:
-    """Returns a sentence that says why the figures are less meaningful, or an empty text."""
-    if _is_traced(rows):
-        return ". Of compiled code the calls of its tracing count"
-    if _seconds(row for row in rows if row.calls < _MANY_CALLS) > _seconds(rows) / 2:
-        return ". First calls take longer, and weigh much in so few"
-    return ""
+def _is_compiled(report: Records) -> bool:
+    return bool(report.environment.get("compiled_graphs")) or any(row.phase == "traced" for row in report.rows)
 
 
 def _is_off(reason: str) -> bool:
@@ -292,7 +289,7 @@ def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]
 def _part_in_float32(rows: list[Row], share: str) -> str:
     names = list(dict.fromkeys(row.operation for row in rows))
     if len(names) == 1:
-        return f"{names[0]} {share} ({_because(rows[0])}{_at(rows, ', ', with_modules=False)})"
+        return f"{names[0]}{_backward(rows[0])} {share} ({_because(rows[0])}{_at(rows, ', ', with_modules=False)})"
     named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
     return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({named})"
 
@@ -309,7 +306,7 @@ def _dearest_casts(report: Records) -> Iterator[str]:
     """Yields a line about the time of casts, and the row with the most of it."""
     rows = report.main_rows
     time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
-    if not time or not casting or _is_traced(rows):
+    if not time or not casting or any(row.phase == "traced" for row in rows):
         return
     casts = f"Casts took {_percent(casting / time)} of the time ({_count(sum(row.casts for row in rows), 'cast')})"
     if casting < 0.01 * time:
@@ -363,13 +360,16 @@ def _is_own_choice(row: Row) -> bool:
     return row.is_own and row.is_listed
 
 
+def _may_be_lowered(row: Row) -> bool:
+    """True if a finding may advise to lower it: a product, or what stands between lowered calls, in the forward of a
+    module. Outside of one, in a backward and in exact code, float32 may be meant."""
+    in_forward = row.module is not None and row.phase == "forward"
+    return in_forward and row.reason != "library" and not _is_own_choice(row)
+
+
 def _is_product_in_float32(row: Row) -> bool:
-    return (
-        not _is_own_choice(row)
-        and row.precision == "fp32"
-        and row.reason not in ("no_kernel", "outside")
-        and _is_product(row)
-    )
+    is_in_float32 = row.precision == "fp32" and row.reason not in ("no_kernel", "no_product")
+    return is_in_float32 and _is_product(row) and _may_be_lowered(row)
 
 
 def _is_loss_in_lower(row: Row) -> bool:
@@ -631,11 +631,24 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
     return found
 
 
-def _cancelled(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
-    """Finds sums in which little is left of a product in lower precision: distances by a² + b² - 2ab."""
+#: What a sum may do to a product in lower precision, by what is noticed of its values.
+_SPOILED = {
+    "cancelled": "leaves little of {made}, and that is mostly rounding ({calls}), as in a distance or a divergence",
+    "lost ridges": "adds to {made} a diagonal that its rounding exceeds, so the sum may have no Cholesky factor "
+    "({calls})",
+}
+
+
+def _rounded_differences(report: Records, sources: dict[int, list[Edge]]) -> Iterator[Finding]:
+    """Finds sums for which a product in lower precision is too coarse: distances by a² + b² - 2ab, Gram matrices."""
+    for noticed, words in _SPOILED.items():
+        yield from _spoiled(report, sources, noticed, words)
+
+
+def _spoiled(report: Records, sources: dict[int, list[Edge]], noticed: str, words: str) -> Iterator[Finding]:
     products: dict[int, list[int]] = {}
     for number, row in enumerate(report.rows):
-        if 2 * row.noticed.get("cancelled", 0) < row.calls:
+        if 2 * row.noticed.get(noticed, 0) < row.calls:
             continue
         terms = {edge.source for edge in sources[number]}
         lower = {one for term in terms for one in _products_behind(report, sources, term)}
@@ -643,17 +656,13 @@ def _cancelled(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]
         # If the other term is made of the product too, both are rounded in the same way: `scores - scores.max()`.
         if lower and not lower & _behind(sources, others):
             products[number] = sorted(lower)
-    found = []
     for numbers in _by_line(report, products):
         rows = [report.rows[number] for number in numbers]
         made = [report.rows[one] for number in numbers for one in products[number]]
         made = [one for one in made if one.operation == made[0].operation]
-        text = (
-            f"{_named(rows)} leaves little of {_named(made[:1])} in {made[0].precision}, and that is mostly rounding "
-            f"({_weight(report, rows)}), as in a distance or a divergence. Compute the product in float32"
-        )
-        found.append(_mended("rounded difference", numbers, text, made))
-    return found
+        what = words.format(made=f"{_named(made[:1])} in {made[0].precision}", calls=_weight(report, rows))
+        text = f"{_named(rows)} {what}. Compute the product in float32"
+        yield _mended("rounded difference", numbers, text, made)
 
 
 def _products_behind(report: Records, sources: dict[int, list[Edge]], term: int) -> list[int]:
@@ -701,8 +710,27 @@ def _lower_weights(report: Records) -> list[Finding]:
     advice = (
         "small updates get lost there. Keep the model in float32: the lists lower what is computed with its weights"
     )
-    texts = (f"{optimizer} steps {what}: {advice}" for optimizer, what in found.items())
+    texts = [f"{optimizer} steps {what}: {advice}" for optimizer, what in found.items()]
+    updates = report.environment.get("lower_updates", 0)
+    if updates:
+        texts.append(
+            f"Values in lower precision were written into weights in float32 ({_count(updates, 'call')}): put the step "
+            "of the optimizer under `with hmp.disable_casts():`"
+        )
     return [Finding("lower weights", (), _core.printable(text)) for text in texts]
+
+
+def _lower_losses(report: Records) -> list[Finding]:
+    """Finds losses in lower precision, where no row says what made them."""
+    found: Mapping[str, str] = report.environment.get("lower_losses") or {}
+    if any(row.noticed.get("losses") for row in report.rows):
+        return []
+    texts = (
+        f"The loss is in {precision} where a backward begins, at {place}. Compute it in float32: call .float() on what "
+        "it is computed from"
+        for place, precision in found.items()
+    )
+    return [Finding("loss in lower precision", (), _core.printable(text)) for text in texts]
 
 
 def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
@@ -725,7 +753,7 @@ def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding
         # A product should stay lower; so should any operation that takes longer than the casts around it.
         if row.is_lower and (_is_product(row) or saves < (row.seconds or 0.0)):
             continue
-        if _is_own_choice(row):
+        if _is_own_choice(row) or not (row.is_lower or _may_be_lowered(row)):
             continue
         between.append((number, before[0], after[0].target, saves))
     found = []
@@ -776,8 +804,11 @@ _RISKS = {
 
 
 def _named(rows: list[Row]) -> str:
-    backward = " in a backward" if rows[0].phase == "backward" else ""
-    return f"{rows[0].operation}{backward}{_at(rows)}"
+    return f"{rows[0].operation}{_backward(rows[0])}{_at(rows)}"
+
+
+def _backward(row: Row) -> str:
+    return " in a backward" if row.phase == "backward" else ""
 
 
 def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> str:

@@ -19,11 +19,11 @@ from typing import Any
 from habana_mp import _core, hmp
 from habana_mp.common.devices import ACCELERATORS
 from habana_mp.patches.tools import spawned_processes, started_processes
-from habana_mp.policy.options import LEVEL_VARIABLE, Options, flags, lower_dtype
+from habana_mp.policy.options import LEVEL_VARIABLE, flags
 from habana_mp.reporting import counting, merging
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
-from habana_mp.run import closing, speed
+from habana_mp.run import closing
 from habana_mp.run.audit import audit_first_steps
 from habana_mp.run.options import Conversion, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
@@ -48,9 +48,6 @@ def main(words: Sequence[str]) -> int:
     if given.gaudi is not None:
         _switch_gaudi_on(parser, given)
     try:
-        options = Options(**conversion.options)
-        if ranks.rank == 0 and options.opt_level != "O0":
-            _warn_if_slower(options)
         warned = conversion.convert()
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -209,16 +206,6 @@ def _say(text: str) -> None:
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a closed pipe: the script runs on
             print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
-
-
-def _warn_if_slower(options: Options) -> None:
-    ratio = speed.ratio_on_this_cpu(lower_dtype("dtype", options.dtype))
-    if ratio is not None and ratio > 1.05:
-        _say(
-            f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {options.lower} as in "
-            "float32, so the script may run slower than by itself. Its results and the report are those of any other "
-            "processor"
-        )
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

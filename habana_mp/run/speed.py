@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import select
-import signal
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -17,10 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
-from habana_mp.common.devices import devices
-
-#: The time limit of the measurement before a script, which runs in a process of its own.
-_SECONDS = 1.0
 
 
 class Case(NamedTuple):
@@ -88,39 +79,3 @@ def ratios(
                         times[name].append(time.perf_counter() - begin)
     best = {name: min(seconds) for name, seconds in times.items()}
     return best["lower"] / best["fp32"], best["by hmp"] / best["fp32"] if "by hmp" in best else None
-
-
-def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
-    """Returns the ratio under ``convert`` for a layer of medium size. None if there is a device besides the CPU, or no
-    result in time.
-
-    A forked child measures. So this process keeps its random numbers, starts no OpenMP threads (which a fork of the
-    script could not use), and touches no device.
-    """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns about a fork in a process with threads
-        child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            null_device = os.open(os.devnull, os.O_WRONLY)
-            for stream in (1, 2):
-                os.dup2(null_device, stream)
-            found = None
-            if devices() == ["cpu"]:
-                hmp.convert(dtype=dtype)
-                found = ratios("cpu", linear(512, 64), dtype=dtype, rounds=4, repeat=2)[1]
-            os.write(writing, json.dumps(found).encode())
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)  # no exit handler of the script's process may run here
-    os.close(writing)
-    try:
-        ready = select.select([reading], [], [], _SECONDS)[0]
-        answer = os.read(reading, 100) if ready else b""
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)  # it may still be measuring
-        os.waitpid(child, 0)
-    found = json.loads(answer or b"null")
-    return None if found is None else float(found)

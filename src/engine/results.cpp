@@ -4,6 +4,7 @@
 
 #include "engine/region.hpp"
 #include "host/tensors.hpp"
+#include "weights/cache.hpp"
 
 namespace habana_mp::engine {
 
@@ -16,7 +17,21 @@ bool is_argument(PyObject* result, const Arguments& arguments) {
   return std::find(arguments.values, end, result) != end;
 }
 
+// Counts a call that writes lower values into a weight in float32, as the step of an optimizer does that is no
+// torch.optim's and that the lists reach.
+void note_update_of_weight(const Arguments& arguments) {
+  PyObject* target = arguments.values[0];
+  if (host::kind_of(target) == Kind::sequence && PySequence_Fast_GET_SIZE(target) != 0) {
+    target = PySequence_Fast_GET_ITEM(target, 0);
+  }
+  if (!host::is_tensor_base(target)) return;
+  const bool is_weight = host::is_parameter(target) || weights::is_weight_memory(target);
+  if (is_weight && holds_lower_tensor(arguments)) ++lower_updates;
+}
+
 }  // namespace
+
+std::uint64_t lower_updates = 0;
 
 Owned rounded(PyObject* result, Kind to, CastContext& context) {
   if (PyTuple_CheckExact(result)) {
@@ -33,8 +48,12 @@ Owned rounded(PyObject* result, Kind to, CastContext& context) {
 }
 
 bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const CastContext& context, PyObject* result) {
-  const bool has_casts = is_lower(plan.to) && context.casts != 0;
-  if (!has_casts || result == Py_None || is_argument(result, facts.arguments)) return true;
+  if (context.casts == 0) return true;
+  if (!is_lower(plan.to)) {
+    if (facts.rule.action == Action::in_place) note_update_of_weight(facts.arguments);
+    return true;
+  }
+  if (result == Py_None || is_argument(result, facts.arguments)) return true;
   const bool sums_lowered = plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
   if (!rules::must_cast(plan.to, facts.reading) && !sums_lowered) return true;
   if (!context.made.recorded) return remember_lowered(result);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/model_results.hpp"
+#include "engine/results.hpp"
 #include "host/frames.hpp"
 #include "owned.hpp"
 
@@ -159,6 +160,7 @@ void reset_counts() noexcept {
   for (Target* target : functions()) target->counts = {};
   dropped().clear();
   model_results = {};
+  lower_updates = 0;
 }
 
 }  // namespace habana_mp::engine

@@ -443,6 +443,10 @@ void doubt(const char* storage) noexcept {
   for_storage(storage, [](Entry&) {});
 }
 
+bool is_weight_memory(PyObject* tensor) noexcept {
+  return host::can_look_inside() && cache().by_storage.contains(host::storage_of(tensor));
+}
+
 void doubt_all() noexcept {
   host::forget_files();
   for (const auto& [key, entry] : cache().entries) ++entry->doubts;

@@ -95,6 +95,8 @@ bool is_capturing() noexcept;
 // with the exception cleared, if that has freed memory, so that the operation may succeed now.
 bool gives_memory_back();
 
+// True if this tensor has the memory of a weight that has a cast.
+bool is_weight_memory(PyObject* tensor) noexcept;
 // True if this tensor has the memory of a cached cast.
 bool is_cached_memory(PyObject* tensor) noexcept;
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from habana_mp import cli
-from habana_mp.run import speed
 from helpers.lists import write_list
 from helpers.processes import RUN, python, split_lines
 
@@ -266,43 +264,6 @@ def test_it_can_be_required_that_something_ran_lower(tmp_path: Path) -> None:
         assert (told or "") in "".join(found)
 
 
-def test_a_slower_processor_is_told_of_before_the_script(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys\nprint('the script', file=sys.stderr)\n")
-    code = """
-        import sys
-        from habana_mp import cli
-        from habana_mp.run import speed
-        speed.ratio_on_this_cpu = lambda dtype: float(sys.argv[1])
-        sys.exit(cli.main(["run", *sys.argv[2:], "script.py"]))
-    """
-    for ratio, count in (("2.5", 1), ("0.5", 0)):
-        done = python("-c", textwrap.dedent(code), ratio, cwd=tmp_path)
-        assert done.returncode == 0
-        assert done.stderr.count("a linear layer takes 2.5 times as long in bf16 as in float32") == count
-        assert done.stderr.splitlines()[count] == "the script"
-
-
-def test_the_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
-    code = """
-        import os, time, torch
-        from habana_mp.run import speed
-        before = torch.get_rng_state(), sorted(os.listdir("/proc/self/fd"))
-        begin = time.perf_counter()
-        ratio = speed.ratio_on_this_cpu(torch.bfloat16)
-        assert time.perf_counter() - begin < 2
-        assert ratio is None or 0.01 < ratio < 1000
-        assert torch.equal(before[0], torch.get_rng_state()) and before[1] == sorted(os.listdir("/proc/self/fd"))
-        speed._SECONDS = 0.0
-        assert speed.ratio_on_this_cpu(torch.bfloat16) is None
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            print("no child is left")
-    """
-    done = python("-c", textwrap.dedent(code), cwd=tmp_path)
-    assert done.stdout == "no child is left\n", done.stderr
-
-
 # ---- wrong usage -----------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +271,6 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "ratio_on_this_cpu", lambda _: None)
     (tmp_path / "script.py").write_text("print('it ran')")
     write_list(tmp_path / "wrong.txt", ["sofmax"])
     for words, why in {

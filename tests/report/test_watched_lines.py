@@ -137,7 +137,6 @@ def test_operations_inside_of_a_function_with_a_rule_of_its_own_are_not_counted_
     assert_rows_sum_up(report)
     (row,) = [row for row in report if row.reason == "op_wrap"]
     assert row.line == marked_line(__file__, "here")
-    assert sum(row.seconds or 0.0 for row in report) < 1
 
 
 def test_time_is_taken_and_that_of_casts_is_a_part_of_it() -> None:
@@ -147,7 +146,7 @@ def test_time_is_taken_and_that_of_casts_is_a_part_of_it() -> None:
     (row,) = rows("mm")
     assert row.seconds is not None
     assert row.cast_seconds is not None
-    assert 0 < row.cast_seconds < row.seconds < 10
+    assert 0 < row.cast_seconds < row.seconds
 
 
 def test_what_went_from_one_row_into_another_is_told_with_its_casts() -> None:

@@ -32,7 +32,7 @@ def disabled_regions() -> int:
 
 
 def _is_enabled() -> bool:
-    """True if autocast is on in this thread. (torch's own question counts the devices whose flags this package uses.)"""
+    """True if autocast is on in this thread, for a usual device: the package uses the flags of unusual ones."""
     return any(map(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, ("cpu", *ACCELERATORS))))
 
 

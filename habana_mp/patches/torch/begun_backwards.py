@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from habana_mp.common.errors import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
-from habana_mp.patches.tools.patch import Settings
+from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.pytree import tree_leaves
+from habana_mp.policy.precisions import PRECISIONS
 
 #: The function that begins a backward.
 BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
@@ -72,3 +74,22 @@ def stop_listening(to_loss: _Listener, to_scaled: _Listener | None = None) -> No
 def _uninstall_if_unused() -> None:
     if not _listeners:
         _backward.uninstall()
+
+
+#: The precision of the first lower loss from which a backward began, and the file and line.
+lower_loss: list[tuple[str, str, int]] = []
+
+
+class LowerLosses(Patch):
+    """Notes, for the report, that a backward begins from a loss in lower precision."""
+
+    def install(self, settings: Settings) -> None:
+        listen(_note_if_lower)
+
+    def uninstall(self) -> None:
+        stop_listening(_note_if_lower)
+
+
+def _note_if_lower(loss: torch.Tensor) -> None:
+    if not lower_loss and loss.dtype in (torch.bfloat16, torch.float16) and loss.numel() == 1:
+        lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))

@@ -6,6 +6,7 @@ If one of these changes is not possible, Dynamo compiles nothing while lists are
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -49,6 +50,33 @@ _HANDLERS = Assumption(
     check="its table `tp_methods` has them, or the class has methods named for them",
     otherwise="in compiled code such an operation may be taken apart, and its product go by the lists (rule 3)",
 )
+
+
+_GRAPHS = Assumption(
+    "torch.dynamo-counters",
+    assumed="`counters` of `torch._dynamo.utils` counts the graphs that were compiled, as `unique_graphs`",
+    check="it is a mapping of mappings of numbers",
+    otherwise="the report does not say that calls in compiled code are counted once",
+)
+
+
+class _Compiled:
+    before = 0
+
+
+def graphs_compiled() -> int:
+    """Returns the number of graphs that Dynamo compiled since :func:`forget_compiled_graphs`."""
+    return max(0, _all_graphs() - _Compiled.before)
+
+
+def forget_compiled_graphs() -> None:
+    _Compiled.before = _all_graphs()
+
+
+def _all_graphs() -> int:
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    is_known = holds(_GRAPHS, lambda: isinstance(counters.get("stats", {}).get("unique_graphs", 0), int))
+    return counters.get("stats", {}).get("unique_graphs", 0) if is_known else 0
 
 
 class NothingCompiled(WhenImported):

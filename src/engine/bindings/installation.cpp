@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
+#include "engine/results.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
 #include "engine/taps.hpp"
@@ -76,6 +77,7 @@ void register_installation(py::module_& module) {
   module.def("change_count", &engine::change_count);
   module.def("counts", &counts);
   module.def("reset_counts", &engine::reset_counts);
+  module.def("lower_updates", [] { return engine::lower_updates; });
   module.def("unpatched_copy", &unpatched_copy);
   module.def("is_covered", [](const py::object& object) {
     const Target* target = engine::find_target(object.ptr());
