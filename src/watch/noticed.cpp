@@ -143,8 +143,8 @@ bool cancels(PyObject* term, PyObject* sum) noexcept {
     }
   }
   const std::int64_t examined = (count + step - 1) / step;
-  if (examined < fewest) return false;
-  return 2 * cancelled >= examined || (cancelled * fewest >= examined && (positive == 0) != (negative == 0));
+  if (examined < fewest || cancelled * fewest < examined) return false;
+  return cancelled >= positive + negative || (positive == 0) != (negative == 0);
 }
 
 // True if the other term is a diagonal that the rounding of this one, a matrix in lower precision, exceeds.
