@@ -36,6 +36,8 @@ class Row:
     name: str
     #: The share of the layer's updates that the next step rounds to zero, if known.
     lost: float | None = None
+    #: The error of the optimizer's step on copies of the layer's weights, if it failed.
+    failed: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,9 +141,9 @@ def _rows(state: State, updates: Mapping[str, Updates]) -> Iterator[Row]:
         yield Row("reductions", dtype_name(dtype), len(names), 0, names[0])
     for layer, one in sorted(updates.items(), key=lambda item: -(item[1].share or 0.0)):
         weights = {name: weight for name, weight in state.lower_weights.items() if layer_of(name) == layer}
-        yield _row(_LOST, weights, layer, one.share)
+        yield _row(_LOST, weights, layer, one.share, one.failed)
 
 
-def _row(kind: str, named: Named, name: str, lost: float | None = None) -> Row:
+def _row(kind: str, named: Named, name: str, lost: float | None = None, failed: str = "") -> Row:
     size = sum(local(one).numel() * one.element_size() for one in named.values())
-    return Row(kind, dtype_name(next(iter(named.values())).dtype), len(named), size, name, lost)
+    return Row(kind, dtype_name(next(iter(named.values())).dtype), len(named), size, name, lost, failed)

@@ -142,12 +142,18 @@ def _lower_weights(state: State, updates: Mapping[str, Updates]) -> _Found:
 def _lost(state: State, updates: Mapping[str, Updates]) -> str:
     """Returns the words about the share of updates that the next step rounds to zero."""
     shares = {layer: one.share for layer, one in updates.items() if one.share is not None}
+    optimizer = type(state.optimizer).__name__
+    errors = ((layer, one.failed) for layer, one in updates.items() if one.failed)
+    failed = next((f"the step of a copy of {optimizer} failed for `{layer}`: {error}" for layer, error in errors), "")
+    if not shares and failed:
+        return f"small updates get lost. It is unknown how many, since {failed}"
     if not shares:
         return "small updates get lost. A `torch.optim` optimizer after a backward shows how many"
     whole = sum(one.lost for one in updates.values()) / sum(one.all for one in updates.values())
     worst = max(shares, key=lambda one: shares[one])
     most = f" ({percent(shares[worst])} in `{worst}`)" if len(updates) > 1 else ""
-    return f"the next step of {type(state.optimizer).__name__} rounds {percent(whole)} of their updates to zero{most}"
+    share = f"the next step of {optimizer} rounds {percent(whole)} of their updates to zero{most}"
+    return f"{share}; {failed}" if failed else share
 
 
 def _is_loaded(model: torch.nn.Module, dtype: torch.dtype) -> bool:

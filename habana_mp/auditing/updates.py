@@ -19,8 +19,10 @@ _Converter = Callable[[torch.Tensor], torch.Tensor]
 class Updates(NamedTuple):
     """The number of elements that a step changes in float32, and of those that it leaves in lower precision."""
 
-    all: int
-    lost: int
+    all: int = 0
+    lost: int = 0
+    #: The error of the step of the copy, if it failed.
+    failed: str = ""
 
     @property
     def share(self) -> float | None:
@@ -32,8 +34,8 @@ def percent(share: float) -> str:
 
 
 def updates_by_layer(state: State) -> dict[str, Updates]:
-    """Returns the updates of each layer with lower weights. They are 0 if there are no gradients, or if the optimizer
-    cannot make a step by itself."""
+    """Returns the updates of each layer with lower weights. They are 0 if there are no gradients, or if the step of the
+    copy fails."""
     layers: dict[str, list[torch.Tensor]] = {}
     for name, weight in state.lower_weights.items():
         layers.setdefault(layer_of(name), []).append(weight)
@@ -46,18 +48,18 @@ def updates_by_layer(state: State) -> dict[str, Updates]:
 
 def _updates(optimizer: torch.optim.Optimizer | None, weights: Sequence[torch.Tensor]) -> Updates:
     if optimizer is None or any(one.is_meta for one in weights) or all(one.grad is None for one in weights):
-        return Updates(0, 0)
+        return Updates()
     try:
         lower, exact = (_stepped(optimizer, weights, convert) for convert in (torch.Tensor.detach, _in_float32))
-    except Exception:  # an optimizer may be any code
-        return Updates(0, 0)
+    except Exception as error:  # an optimizer may be any code
+        return Updates(failed=f"{type(error).__name__}: {error}")
     found = [0, 0]
     for weight, low, high in zip(weights, lower, exact, strict=True):
         before = local(weight.detach())
         moved = high != before
         found[0] += int(moved.sum())
         found[1] += int((moved & (low == before)).sum())
-    return Updates(*found)
+    return Updates(all=found[0], lost=found[1])
 
 
 def _stepped(

@@ -171,6 +171,37 @@ def test_weights_without_a_gradient_have_no_known_share() -> None:
     assert "after a backward shows how many" in found.findings[0].text
 
 
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (Failing, "RuntimeError: it fails after it has changed everything"),
+        (optim.LBFGS, "TypeError: LBFGS.step() missing 1 required positional argument: 'closure'"),
+    ],
+)
+def test_the_error_of_the_copied_step_is_told(make: Callable[..., optim.Optimizer], error: str) -> None:
+    model = network().bfloat16()
+    backward(model, BF16)
+    found = hmp.audit(model, make(model.parameters(), lr=1e-3))
+    words = f"It is unknown how many, since the step of a copy of {make.__name__} failed for `0`: {error}. "
+    assert words in found.findings[0].text
+    assert [one.failed for one in found.rows if one.kind == "lost updates"] == [error, error]
+    assert not any(one.failed for one in found.rows if one.kind != "lost updates")
+
+
+def test_a_step_that_fails_for_one_layer_leaves_the_share_of_the_others() -> None:
+    class Square(optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            if self.param_groups[0]["params"][0].shape[0] == 8:
+                raise ValueError("8 rows")
+            super().step()
+
+    model = network().bfloat16()
+    backward(model, BF16)
+    text = hmp.audit(model, Square(model.parameters(), lr=1e-3)).findings[0].text
+    assert "the next step of Square rounds " in text
+    assert "; the step of a copy of Square failed for `2`: ValueError: 8 rows. " in text
+
+
 def test_an_optimizer_that_wraps_another_one_is_looked_into() -> None:
     class Wrapper:
         def __init__(self, optimizer: optim.Optimizer) -> None:
