@@ -14,19 +14,27 @@ from habana_mp.reporting.remedies import rules_for
 _MOST_MODULES = 400
 
 
+#: An operation, and the path of a module in which it runs.
+Suspect = tuple[str, str]
+
+
+def suspects_among(sites: Sequence[Site]) -> list[Suspect]:
+    """Returns the places of these sites, the most suspected first."""
+    by_line: dict[Line, list[Site]] = {}
+    for site in sites:
+        by_line.setdefault(site.where, []).append(site)
+    return [(line.operation, site.module) for line in ranked(by_line) for site in by_line[line]]
+
+
 class Candidates:
     """The lines of lists that may be needed, the most suspected first."""
 
-    def __init__(self, rows: Iterable[Row], sites: Sequence[Site]) -> None:
-        """``rows``: the calls of a run, by module. ``sites``: the sites that a diagnosis of its first step measured;
-        may be empty."""
+    def __init__(self, rows: Iterable[Row], suspects: Sequence[Suspect]) -> None:
+        """``rows``: the calls of a run, by module. ``suspects``: what a diagnosis of its first step suspects, the most
+        suspected places first; may be empty."""
         self._rows = [row for row in rows if row.is_lower and _may_be_listed(row.operation)]
-        by_line: dict[Line, list[Site]] = {}
-        for site in sites:
-            by_line.setdefault(site.where, []).append(site)
-        places = [(line.operation, site.module) for line in ranked(by_line) for site in by_line[line]]
-        self._rank = {place: number for number, place in reversed(list(enumerate(places)))}
-        self._rank_of_operation = {place[0]: number for number, place in reversed(list(enumerate(places)))}
+        self._rank = {place: number for number, place in reversed(list(enumerate(suspects)))}
+        self._rank_of_operation = {place[0]: number for number, place in reversed(list(enumerate(suspects)))}
 
     def operations(self) -> list[str]:
         """Returns the operations, as lines of a list."""

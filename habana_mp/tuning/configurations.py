@@ -9,11 +9,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import Row
+from habana_mp.tuning.candidates import Suspect, suspects_among
 
 FORMAT, VERSION = "habana-mp tuning", 1
 
@@ -39,8 +41,9 @@ class Runner(Protocol):
     #: The largest number of runs at the same time.
     workers: int
 
-    def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
-        """Returns the value of a run with these lines in float32, and its seconds."""
+    def run(self, rules: Rules, seed: int) -> tuple[Any, float | None]:
+        """Returns the value of a run with these lines in float32, and its seconds. They are None for a run that took
+        longer because it was the first one."""
 
     def rows(self, rules: Rules, seed: int) -> Sequence[Row]:
         """Returns the calls of a run with their precisions, by module."""
@@ -51,7 +54,7 @@ class Runner(Protocol):
 
 
 class Configurations:
-    """The values of all runs so far."""
+    """The values of all runs so far, and what was measured in runs. None of them is made again."""
 
     def __init__(
         self,
@@ -68,7 +71,9 @@ class Configurations:
         self._end = None if budget is None else time.monotonic() + budget
         self._about = {"preset": runner.preset, "dtype": runner.lower}
         self._path, self._progress = path, progress
-        self._known: dict[str, tuple[Any, float]] = {}
+        self._known: dict[str, tuple[Any, float | None]] = {}
+        self._rows: dict[str, list[Row]] = {}
+        self._suspects: dict[str, list[Suspect]] = {}
         #: The smallest set of rules that passed.
         self.best: tuple[str, ...] | None = None
         if path is not None and path.exists():
@@ -93,25 +98,49 @@ class Configurations:
         return self._result(rules, seed)[0]
 
     def seconds(self, rules: Rules) -> float:
-        """Returns the median time of a run."""
-        return statistics.median(self._result(rules, seed)[1] for seed in self._seeds)
+        """Returns the median time of a run. If no run has a time, one is made again until it has one."""
+        results = [self._result(rules, seed) for seed in self._seeds]
+        while not (times := [seconds for _, seconds in results if seconds is not None]):
+            self._make(rules, self._seeds[:1])
+            results = [self._result(rules, self._seeds[0])]
+        return statistics.median(times)
 
-    def _result(self, rules: Rules, seed: int) -> tuple[Any, float]:
+    def rows(self, rules: tuple[str, ...]) -> list[Row]:
+        """Returns the calls of a run with the first seed, by module."""
+        key = _key(rules, self._seeds[0])
+        if key not in self._rows:
+            self.begin("which operations run, and how long they take")
+            self._rows[key] = list(self._runner.rows(rules, self._seeds[0]))
+            self._write()
+        return self._rows[key]
+
+    def suspects(self) -> list[Suspect]:
+        """Returns the places that a diagnosis of the first step suspects, with the first seed."""
+        key = str(self._seeds[0])
+        if key not in self._suspects:
+            self.begin("a diagnosis of the first step")
+            self._suspects[key] = suspects_among(self._runner.sites(self._seeds[0]))
+            self._write()
+        return self._suspects[key]
+
+    def _result(self, rules: Rules, seed: int) -> tuple[Any, float | None]:
         self._run(rules, [seed])
         return self._known[_key(rules, seed)]
 
     def _run(self, rules: Rules, seeds: Sequence[int]) -> None:
         """Runs a configuration with each seed whose result is not known yet, several at the same time."""
         missing = [seed for seed in seeds if _key(rules, seed) not in self._known]
-        if not missing:
-            return
+        if missing:
+            self._make(rules, missing)
+
+    def _make(self, rules: Rules, seeds: Sequence[int]) -> None:
         what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
-        self.begin(f"configuration {self.count}, {what}, seed {', '.join(map(str, missing))}")
-        for seed, result in zip(missing, self._results(rules, missing), strict=True):
+        self.begin(f"configuration {self.count}, {what}, seed {', '.join(map(str, seeds))}")
+        for seed, result in zip(seeds, self._results(rules, seeds), strict=True):
             self._known[_key(rules, seed)] = result
             self._write()
 
-    def _results(self, rules: Rules, seeds: Sequence[int]) -> Iterator[tuple[Any, float]]:
+    def _results(self, rules: Rules, seeds: Sequence[int]) -> Iterator[tuple[Any, float | None]]:
         if self._runner.workers == 1:  # in this thread, where a user's function expects to run
             yield from (self._runner.run(rules, seed) for seed in seeds)
             return
@@ -135,8 +164,10 @@ class Configurations:
     def _read(self, path: Path) -> None:
         try:
             content = json.loads(path.read_text("utf-8"))
-            known = {key: (_decoded(value), float(seconds)) for key, (value, seconds) in content["runs"].items()}
             about = content["about"]
+            known = {key: (_decoded(value), one and float(one)) for key, (value, one) in content["runs"].items()}
+            rows = {key: [Row(**one) for one in its] for key, its in content.get("rows", {}).items()}
+            suspects = {key: [(one, where) for one, where in its] for key, its in content.get("suspects", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: it is no file of `hmp.tune`: {error}") from None
         if about != self._about:
@@ -144,7 +175,7 @@ class Configurations:
                 f"{path}: it belongs to a tuning with {about}, and this one has {self._about}; give another path, or "
                 "remove the file"
             )
-        self._known = known
+        self._known, self._rows, self._suspects = known, rows, suspects
 
     def _write(self) -> None:
         if self._path is None:
@@ -154,6 +185,8 @@ class Configurations:
             "version": VERSION,
             "about": self._about,
             "runs": {key: [_encoded(value), seconds] for key, (value, seconds) in self._known.items()},
+            "rows": {key: [asdict(one) for one in its] for key, its in self._rows.items()},
+            "suspects": self._suspects,
         }
         beside = self._path.with_name(self._path.name + ".new")
         beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")

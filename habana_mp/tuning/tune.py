@@ -64,7 +64,7 @@ def tune(
         seeds: A configuration must be good enough with each of them.
         budget: The number of seconds after which no new run begins. Then the best result so far is returned.
         path: A file that stores the values of all runs. Another call with the same file continues where the last one
-            stopped.
+            stopped, and makes none of these runs again.
         preset: The lists to start from.
         dtype: The lower precision.
 
@@ -102,15 +102,21 @@ class _RunsHere:
     def __init__(self, run: Run, preset: str, lower: str) -> None:
         self._run, self.preset, self.lower = run, preset, lower
         self._lists = preset_named(preset)
+        #: The precisions of the runs so far.
+        self._precisions: set[str] = set()
 
-    def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
+    def run(self, rules: Rules, seed: int) -> tuple[Any, float | None]:
         with self._converted(rules) as policy:
             begin = perf_counter()
             value = self._run(seed)
             seconds = perf_counter() - begin
             if installation.policy is not policy:
                 raise RuntimeError("`run` must not call `hmp.convert` or `hmp.restore`: `hmp.tune` does so")
-            return value, seconds
+        # The first run imports, allocates memory and chooses kernels.
+        precision = "fp32" if rules is None else self.lower
+        is_first = precision not in self._precisions
+        self._precisions.add(precision)
+        return value, None if is_first else seconds
 
     @contextmanager
     def _converted(self, rules: Rules) -> Iterator[Policy]:
@@ -182,7 +188,7 @@ class _Tuning:
         passes = self._configurations.passes
         if passes(()):
             return []
-        candidates = Candidates(self._rows(()), self._sites())
+        candidates = Candidates(self._configurations.rows(()), self._configurations.suspects())
         operations = minimal_set(candidates.operations(), passes)
         if operations is None:
             return None
@@ -206,11 +212,11 @@ class _Tuning:
 
     def _faster(self, needed: Sequence[str]) -> list[str]:
         """Returns the operations that make the run faster in float32 than in lower precision."""
-        rows = self._rows(needed)
-        operations = Candidates(rows, ()).operations()
-        low, exact = _seconds_of(rows), _seconds_of(self._rows((*needed, *operations)))
-        saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
         known = self._configurations
+        rows = known.rows(tuple(needed))
+        operations = Candidates(rows, ()).operations()
+        low, exact = _seconds_of(rows), _seconds_of(known.rows((*needed, *operations)))
+        saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
         if sum(saved.values()) < _LEAST_SHARE * known.seconds(tuple(needed)):
             return []
         lines = sorted(saved)
@@ -218,14 +224,6 @@ class _Tuning:
         if known.passes(together) and known.seconds(together) < _FASTER * known.seconds(tuple(needed)):
             return lines
         return []
-
-    def _rows(self, rules: Sequence[str]) -> Sequence[Row]:
-        self._configurations.begin("which operations run, and how long they take")
-        return self._runner.rows(tuple(rules), self._seeds[0])
-
-    def _sites(self) -> Sequence[Site]:
-        self._configurations.begin("a diagnosis of the first step")
-        return self._runner.sites(self._seeds[0])
 
 
 def _seconds_of(rows: Sequence[Row]) -> dict[str, float]:

@@ -25,7 +25,8 @@ class Tuned:
     passed: bool
     #: The number of configurations that were run.
     runs: int
-    #: The time of a run in float32, divided by the time of a run with the result.
+    #: The time of a run in float32, divided by the time of a run with the result; 0 if the budget was spent before it
+    #: was known.
     speedup: float
     #: For each seed: the value in float32, and the value with the result.
     values: dict[int, tuple[Any, Any]] = field(hash=False)
@@ -49,9 +50,8 @@ class Tuned:
         sums = len(self.rules) - exact
         needed = f"{many} needed in float32" + (f", and {sums} with a float32 result" if sums else "")
         rest = "" if self.is_minimal else " The budget was spent: maybe fewer lines are enough."
-        return (
-            f"{needed}; the result is {self.speedup:.2f} times as fast as float32 ({self.runs} configurations).{rest}"
-        )
+        speed = f"; the result is {self.speedup:.2f} times as fast as float32" if self.speedup else ""
+        return f"{needed}{speed} ({self.runs} configurations).{rest}"
 
     def __repr__(self) -> str:
         return f"<Tuned with {len(self.rules)} rules; print() shows them>"
