@@ -47,7 +47,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     #: All operations that ran in lower precision. Those with the largest effect on the loss come first.
     rows: tuple[OperationRow, ...]
-    #: For each compared value, its deviation from float32 as a multiple of the allowed deviation.
+    #: For each compared value, its deviation from float32 as a multiple of the allowed deviation. It is infinite if the
+    #: value is not finite.
     excess: dict[str, float] = field(hash=False)
     loss: float | None = None
     loss_in_float32: float | None = None
@@ -93,11 +94,7 @@ class Diagnosis:
             healthy = "Healthy: the step" if worst(self.compiled_excess) <= 1 else "Eager code is healthy: it"
             result = f"{healthy} deviates from float32 by no more than is allowed."
         else:
-            what = max(self.excess, key=lambda one: self.excess[one])
-            result = (
-                f"No single operation was found to be harmful, but {what} deviates from float32 by "
-                f"{self.excess[what]:.3g} times what is allowed."
-            )
+            result = f"No single operation was found to be harmful, but {_worst_of(self.excess, 'from float32')}."
         if self.loss is None or self.loss_in_float32 is None:
             return result
         return f"{result} The loss is {self.loss:.6g}, in float32 {self.loss_in_float32:.6g}."
@@ -109,9 +106,8 @@ class Diagnosis:
             return ""
         if worst(self.compiled_excess) <= 1:
             return " Compiled code deviates from eager code by no more than is allowed."
-        what = max(self.compiled_excess, key=lambda one: self.compiled_excess[one])
-        times = f"{self.compiled_excess[what]:.3g}"
-        text = f" In compiled code, {what} deviates from eager code by {times} times what is allowed"
+        or_in_eager = " or in eager code" if worst(self.compiled_excess) == math.inf else ""
+        text = f" In compiled code{or_in_eager}, {_worst_of(self.compiled_excess, 'from eager code')}"
         if any(one.kind == "compiled" for one in self.findings):
             return f"{text}."
         mends = f", but with `{EMULATION}` it agrees" if self.rounding_mends else ""
@@ -147,6 +143,13 @@ class Diagnosis:
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with the findings and all operations, which loads no other file."""
         Path(path).write_text(html_page(self.headline, self.findings, self.rows), "utf-8")
+
+
+def _worst_of(excess: Deviations, origin: str) -> str:
+    what = max(excess, key=lambda one: excess[one])
+    if excess[what] == math.inf:
+        return f"{what} is not finite"
+    return f"{what} deviates {origin} by {excess[what]:.3g} times what is allowed"
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from habana_mp.diagnosis.outcomes import WORST, Deviations
+from habana_mp.diagnosis.outcomes import Deviations, decrease
 from habana_mp.diagnosis.sites import Site
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_place
@@ -141,9 +141,9 @@ def finding(
     findings run in float32 in both."""
     worst = max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
     kind = kind_of(sites)
-    improved = max(before, key=lambda what: before[what] - after[what], default="")
-    effect = (before[improved] - after[improved]) if improved else 0.0
-    if improved and before[improved] >= WORST > after[improved]:
+    improved = max(before, key=lambda what: decrease(before[what], after[what]), default="")
+    effect = decrease(before[improved], after[improved]) if improved else 0.0
+    if improved and before[improved] == math.inf > after[improved]:
         effect = math.inf
     rule = rules_for(_rows(sites), "lower" + FLOAT32_RESULT if sums else "fp32")
     this = "the result of this line" if sums else "this line"
@@ -182,13 +182,15 @@ def compiled_finding(
     worst = next(one for one in sites if one.module == found.module)
     precision = ", ".join(sorted(worst.dtypes)) or "the lower precision"
     how = "keeps its result in float32" if is_unrounded else "computes it in another way"
-    what = max(before, key=lambda one: before[one] - after[one])
-    of_compiled, of_eager = (_percent(one[what]) for one in from_exact)
+    what = max(before, key=lambda one: decrease(before[one], after[one]))
+    differs = _by("differs between them", before[what], " in one of them")
+    it_differs = " it differs" if before[what] == math.inf else ""
+    of_compiled, of_eager = (_by("deviates", one[what]) for one in from_exact)
     rule = rules_for(_rows(sites), "fp32")
     text = (
-        f"{_where(worst, sites)}: compiled code {how}, and eager code rounds it to {precision}; {what} differs between "
-        f"them by {_percent(before[what])}, and {changed} by {_percent(after[what])}; "
-        f"from float32, compiled code deviates by {of_compiled} and eager code by {of_eager}"
+        f"{_where(worst, sites)}: compiled code {how}, and eager code rounds it to {precision}; {what} {differs}, "
+        f"and {changed}{it_differs} by {_percent(after[what])}; from float32, compiled code {of_compiled}, and eager "
+        f"code {of_eager}"
         f"{in_words(rule, '; write') or _no_rule(worst)}"
         f"{f', or set `{EMULATION}` to round as eager code does' if rounding_mends else ''}"
     )
@@ -237,9 +239,13 @@ def _consequence(what: str, before: Deviations, after: Deviations, this: str, *,
         return ""
     others = "with the lines of the other findings in float32, " if is_one_of else ""
     too = "this one too" if is_one_of else f"{this} in float32"
-    if before[what] >= WORST:
+    if before[what] == math.inf:
         return f"; {others}{what} is not finite, and with {too} it is"
     return f"; {others}{what} is wrong by {_percent(before[what])}, and with {too} by {_percent(after[what])}"
+
+
+def _by(words: str, share: float, where: str = "") -> str:
+    return f"is not finite{where}" if share == math.inf else f"{words} by {_percent(share)}"
 
 
 def _percent(share: float) -> str:

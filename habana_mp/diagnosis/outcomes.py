@@ -29,7 +29,8 @@ _TIMES_NOISE = 6.0
 _MOST_FOR_NOISE = 0.3
 _LEAST_TIMES_NOISE = 3.0
 
-#: The deviation that is used for a value that is not finite.
+#: The largest deviation of a finite value. That of a value that is not finite is infinite, and counts as this one where
+#: deviations are subtracted.
 WORST = 1e6
 
 
@@ -150,7 +151,12 @@ def relative_error(value: torch.Tensor | None, exact: torch.Tensor, least: float
 
 
 def _limited(deviation: float) -> float:
-    return min(deviation, WORST) if math.isfinite(deviation) else WORST
+    return min(deviation, WORST) if math.isfinite(deviation) else math.inf
+
+
+def decrease(before: float, after: float) -> float:
+    """Returns the difference of two deviations."""
+    return min(before, WORST) - min(after, WORST)
 
 
 class Tolerances:
@@ -179,8 +185,10 @@ class Tolerances:
         return max(least, min(_TIMES_NOISE * noise, _MOST_FOR_NOISE), _LEAST_TIMES_NOISE * noise)
 
     def excess(self, found: Deviations) -> Deviations:
-        """Returns each deviation as a multiple of the allowed deviation."""
-        return {what: min(one / self.of(what), WORST) for what, one in found.items()}
+        """Returns each deviation as a multiple of the allowed deviation, or infinity if the value is not finite. If the
+        noise makes a value that is not finite, any deviation is allowed."""
+        allowed = {what: self.of(what) for what in found}
+        return {what: _limited(one / allowed[what]) if allowed[what] < math.inf else 0.0 for what, one in found.items()}
 
 
 def worst(excess: Deviations) -> float:

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from habana_mp import ops
 from habana_mp.diagnosis.findings import Finding, finding
-from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
+from habana_mp.diagnosis.outcomes import WORST, Deviations, Outcome, Tolerances, decrease, deviations, worst
 from habana_mp.diagnosis.runs import RunMode, Runs, lowest_of
 from habana_mp.diagnosis.sites import Line, Site
 
@@ -144,8 +144,9 @@ def _gain(before: Deviations, after: Deviations) -> float:
     gain, is_clear = 0.0, False
     for what, one in before.items():
         other = after.get(what, one)
-        gain += max(one, 1.0) - max(other, 1.0)
-        is_clear = is_clear or (one > 1 and one - other >= max(_LEAST_SHARE * one, _LEAST_EXCESS))
+        gain += decrease(max(one, 1.0), max(other, 1.0))
+        least = max(_LEAST_SHARE * min(one, WORST), _LEAST_EXCESS)
+        is_clear = is_clear or (one > 1 and decrease(one, other) >= least)
     return gain if is_clear and gain > 0 else 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import operator
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,23 @@ def test_a_line_that_harms_only_compiled_code_is_found_and_its_rule_mends_it() -
     convert(finding.rule)
     mended = hmp.diagnose(step)
     assert mended.healthy, mended
+
+
+@needs_compiler
+def test_a_value_that_is_not_finite_in_eager_code_is_told_as_that() -> None:
+    class Overflowing(Layers):
+        def middle(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 1e6
+            return y * 1e-6
+
+    _, step = made(Overflowing)
+    hmp.convert(preset="recommended", within="everywhere", results="as computed", dtype=torch.float16)
+    found = hmp.diagnose(step)
+    assert " In compiled code or in eager code, the loss is not finite." in found.headline
+    text = next(one.text for one in found.findings if one.kind == "compiled")
+    assert "; the loss is not finite in one of them, and with this line" in text
+    assert re.search(r"; from float32, compiled code deviates by \S+ %, and eager code is not finite; ", text)
+    assert "e+06" not in str(found)
 
 
 @needs_compiler

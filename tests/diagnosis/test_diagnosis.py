@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from habana_mp import Diagnosis, hmp
+from habana_mp import Diagnosis, HmpWarning, hmp
+from habana_mp.diagnosis.outcomes import Outcome, deviations
 
 
 class Model(nn.Module):
@@ -614,3 +615,13 @@ def test_a_step_that_takes_another_batch_each_time_is_refused() -> None:
     hmp.convert(preset="recommended", within="everywhere")
     with pytest.raises(ValueError, match="got other values when the step ran again: take the batch outside of it"):
         hmp.diagnose(lambda: model(next(batches)).float().mean())
+def test_a_loss_that_is_not_finite_is_told_as_that() -> None:
+    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: layer(x).float().mean() + torch.log(torch.tensor(-1.0)))
+    assert "No single operation was found to be harmful, but the loss is not finite. The loss is nan" in found.headline
+    assert found.excess["the loss"] == math.inf
+    assert found.to_dict()["excess"]["the loss"] is None
+    assert math.isfinite(deviations(Outcome(loss=1.0), Outcome(loss=1e-9))["the loss"])
+
+
