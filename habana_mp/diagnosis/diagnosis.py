@@ -173,8 +173,9 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False)
         steps: The number of steps. With more than one, ``step()`` also runs normally each time, so that the model
             continues to train if it runs an optimizer.
         every: Examines the first step, and then one step out of this many.
-        ranks: True for one diagnosis of all ranks of torch.distributed. All must call it, and all return it. The step
-            must not communicate: how often it runs depends on what a rank finds.
+        ranks: True for one diagnosis of all ranks of torch.distributed. All must call it, and all return it. How often
+            the step runs depends on what a rank finds. DistributedDataParallel does not communicate meanwhile, and the
+            step must not do so in other ways.
 
     Raises:
         ValueError: ``step`` does other things when it is called again, or a number is below 1.

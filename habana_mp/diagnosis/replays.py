@@ -25,6 +25,7 @@ from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.torch import begun_backwards
+from habana_mp.patches.torch.ddp_forwards import ddp_only_calls_its_module
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
@@ -276,7 +277,12 @@ class Replays:
             for register, hook in hooks:
                 handles.append(register(hook))
             begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
-            with observer.observing(), scalers_end_steps(self._is_looking_here, _StepEnds), self._threads.followed():
+            with (
+                observer.observing(),
+                scalers_end_steps(self._is_looking_here, _StepEnds),
+                ddp_only_calls_its_module(self._is_looking_here),
+                self._threads.followed(),
+            ):
                 try:
                     with uses:
                         returned = self._step()

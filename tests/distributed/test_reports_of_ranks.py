@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -106,6 +108,48 @@ def test_the_diagnosis_of_all_ranks_names_an_operation_once_with_its_ranks() -> 
         dist.all_gather_object(both, found)
         assert both[0].findings == both[1].findings
     assert hmp.diagnose(lambda: step(1.0), ranks=True).healthy
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_under_no_sync", [False, True])
+@on_two_ranks
+def test_a_replay_does_not_communicate(is_under_no_sync: bool) -> None:
+    hmp.convert()
+    torch.manual_seed(0)
+    model, target = (
+        nn.parallel.DistributedDataParallel(nn.Sequential(Angles(), nn.BatchNorm1d(8))),
+        torch.randn(1000, 8),
+    )
+    largest, runs = 1.0 + 999 * dist.get_rank(), 0
+
+    def train() -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        loss = nn.functional.mse_loss(model(torch.linspace(0, largest, 1000)).float(), target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def step() -> torch.Tensor:
+        with model.no_sync() if is_under_no_sync else nullcontext():
+            return train()
+
+    train()  # the next forward that communicates makes new buckets
+    model.zero_grad()
+    runs, state = 0, copy.deepcopy(model.state_dict())
+    if dist.get_rank() == 0:  # alone
+        hmp.diagnose(step)
+        runs = 0
+    assert [one.operation for one in hmp.diagnose(step, ranks=True).findings] == ["__mul__"]
+    of_ranks = [0, 0]
+    dist.all_gather_object(of_ranks, runs)
+    assert of_ranks[0] < of_ranks[1]
+    assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
+    train()
+    for one in model.parameters():
+        assert one.grad is not None
+        gradients = [torch.empty_like(one.grad) for _ in of_ranks]
+        dist.all_gather(gradients, one.grad)
+        assert torch.equal(*gradients)
 
 
 def test_without_ranks_a_diagnosis_of_all_ranks_is_that_of_this_process() -> None:
