@@ -165,8 +165,8 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False)
 
     ``step()`` runs the forward and returns the loss. If it does not run the backward, this function does. ``step()`` is
     called several times and must do the same each time, so get the batch outside of it. It ends where an optimizer's
-    step begins. Afterwards gradients, buffers, random numbers and weights are as before. If the step calls functions
-    that torch.compile compiled, it also finds where these and eager code use different precisions.
+    step begins. Afterwards gradients, buffers, random numbers, weights and the report are as before. If the step calls
+    functions that torch.compile compiled, it also finds where these and eager code use different precisions.
 
     Args:
         step: A function without parameters. The other values that it returns are compared too.

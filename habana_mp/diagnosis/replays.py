@@ -29,8 +29,11 @@ from habana_mp.patches.torch.ddp_forwards import ddp_only_calls_its_module
 from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
+from habana_mp.reporting import counting
+from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.judging import memory_of
 from habana_mp.reporting.origins import Origin
+from habana_mp.reporting.watch import watching
 
 Step = Callable[[], Any]
 
@@ -182,7 +185,12 @@ class Replays:
 
     @contextmanager
     def from_same_state(self) -> Iterator[None]:
-        """A block that restores the state at its end."""
+        """A block that restores the state at its end. The report leaves it out, and the guard checks nothing in it."""
+        with watching.paused(), guarding.paused(), counting.left_out(), self._state_restored():
+            yield
+
+    @contextmanager
+    def _state_restored(self) -> Iterator[None]:
         for module in all_modules():
             contents = _Contents(module)
             self._before[id(module)] = module, contents

@@ -5,7 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.paths import is_installed
 from habana_mp.common.version import __version__
+from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.patches.torch.begun_backwards import lower_loss
@@ -63,6 +66,43 @@ class Stopwatch:
 
 stopwatch = Stopwatch()
 
+#: What the core counts of calls, and of cached casts.
+_OF_CALLS = ("calls", "casts", "bytes", "small")
+_OF_WEIGHTS = ("hits", "refreshes", "refreshed_bytes", "refused", "products")
+
+_Counters = Counter[tuple[str, ...]]
+
+#: What the core counted in blocks that the report leaves out, and the counters when the present block began.
+_left_out: _Counters = Counter()
+_at_begin: _Counters = Counter()
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """A block whose calls, in all threads, the report does not count."""
+    _at_begin.update(_counters())
+    try:
+        with no_notes():
+            yield
+    finally:
+        _left_out.update(_counters() - _at_begin)
+        _at_begin.clear()
+
+
+def _counters() -> _Counters:
+    """Returns the counters of the core, which only grow, without what the report leaves out. Their names are those of
+    what is counted, with the operation, precision and reason of calls."""
+    found: _Counters = Counter()
+    for name, _, precision, reason, *amounts in _core.counts():
+        for what, amount in zip(_OF_CALLS, amounts, strict=True):
+            found[what, name, precision, reason] += amount
+    kept = _core.weights_statistics()
+    found.update({("weights", what): kept[what] for what in _OF_WEIGHTS})
+    found.update({("reasons", why): times for why, times in kept["reasons"].items()})
+    found["results", "tensors"], found["results", "bytes"] = _core.model_results()
+    found.subtract(_left_out)
+    return found
+
 
 def _rule_of(operation: str, precision: str, reason: str, module: str | None = None) -> tuple[str | None, bool]:
     """Returns the rule behind a reason, and whether it is the user's own line. The lists are rule 1: it returns the
@@ -85,13 +125,15 @@ def _plain_name(operation: str) -> str:
 def current() -> Report:
     """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
-    counted = _counted()
+    counters = _counters()
+    counted = _counted(counters)
     on_devices = device_times.read()
     watched = [_row_of(number, record, on_devices.get(number)) for number, record in enumerate(records)]
     for row in watched:
         counted[row.operation, row.precision, row.reason].take_away(row)
     rows, places = _one_each(watched)
-    rows += [one.row(key, order=len(records) + number) for number, (key, one) in enumerate(counted.items()) if one]
+    unwatched = [(key, one) for key, one in counted.items() if one]
+    rows += [one.row(key, order=len(records) + number) for number, (key, one) in enumerate(unwatched)]
     edges: dict[tuple[int, int], list[int]] = {}
     for number, record in enumerate(records):
         for source, calls, casts in record["from"]:
@@ -102,7 +144,7 @@ def current() -> Report:
     ranks = {number: rank for rank, number in enumerate(ranked)}
     return Report(
         rows=tuple(rows[number] for number in ranked),
-        weights=KeptWeights(**_core.weights_statistics()),
+        weights=_kept_weights(counters),
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
@@ -111,7 +153,7 @@ def current() -> Report:
         environment=_environment(),
         ranges=shares_of_range(_core.guarded_largest()),
         guarded=dict(guard_texts.named),
-        results=_core.model_results(),
+        results=(counters["results", "tensors"], counters["results", "bytes"]),
         is_live=True,
     )
 
@@ -152,17 +194,26 @@ class _Counts:
         )
 
 
-def _counted() -> dict[tuple[str, str, str], _Counts]:
+def _counted(counters: _Counters) -> dict[tuple[str, str, str], _Counts]:
     counted: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
-    for name, _, precision, reason, calls, casts, size, small in _core.counts():
-        one = counted[_plain_name(name), precision, reason]
-        if one.rule is None:
-            one.rule, one.is_own = _rule_of(name, precision, reason)
-        one.calls += calls
-        one.casts += casts
-        one.bytes += size
-        one.small += small
+    for (what, *call), amount in counters.items():
+        if what in _OF_CALLS:
+            name, precision, reason = call
+            one = counted[_plain_name(name), precision, reason]
+            if one.rule is None:
+                one.rule, one.is_own = _rule_of(name, precision, reason)
+            setattr(one, what, getattr(one, what) + amount)
     return counted
+
+
+def _kept_weights(counters: _Counters) -> KeptWeights:
+    now = _core.weights_statistics()
+    return KeptWeights(
+        **{what: counters["weights", what] for what in _OF_WEIGHTS},
+        weights=now["weights"],
+        bytes=now["bytes"],
+        reasons={why: counters["reasons", why] for why in now["reasons"] if counters["reasons", why]},
+    )
 
 
 def _row_of(number: int, record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
@@ -248,6 +299,8 @@ def _processor() -> str:
 
 def reset() -> None:
     """Resets all counts to zero."""
+    _left_out.clear()
+    _at_begin.clear()
     _core.reset_counts()
     _core.reset_watch()
     device_times.reset()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -130,23 +132,44 @@ class _Guarding:
         self._told_of_passed = self._has_scaler = False
         _core.forget_guarded_largest()
         guard_texts.named.clear()
-        begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
-        self._gradients.begin()
         if self._share >= 1:
             self._search = _Search("", None, from_start=True)
             installation.guard(guarded=True)
-        _core.guard_calls(self._found, self._share, 0)
+        self._begin_checks()
 
     def end(self) -> None:
         if self._guard is False:
             return
-        _core.guard_calls(None, 0.0, 0)
-        self._gradients.end()
-        begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+        self._end_checks()
         self._eager.end()
         installation.guard(guarded=False)
         self._tell_of(self._search)
         self._guard, self._search = False, None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which nothing is checked."""
+        self._end_checks()
+        try:
+            yield
+        finally:
+            if self._guard is not False:
+                self._begin_checks()
+
+    def _begin_checks(self) -> None:
+        begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
+        self._gradients.begin()
+        self._check_calls()
+
+    def _end_checks(self) -> None:
+        _core.guard_calls(None, 0.0, 0)
+        self._gradients.end()
+        begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+
+    def _check_calls(self) -> None:
+        """Lets the core check all calls in a search, and else a share of them."""
+        searches = self._search is not None and self._share < 1
+        _core.guard_calls(self._found, 1.0 if searches else self._share, _MOST_CALLS if searches else 0)
 
     def at_exit(self) -> None:
         self._tell_of(self._search)
@@ -175,7 +198,7 @@ class _Guarding:
             self._searches += 1
             self._search = _Search(seen, origin)
             installation.guard(guarded=True)
-            _core.guard_calls(self._found, 1.0, _MOST_CALLS)
+            self._check_calls()
         elif not self._search.seen:
             self._search.seen, self._search.origin = seen, origin
 
@@ -187,7 +210,7 @@ class _Guarding:
         else:
             self._search = None
             installation.guard(guarded=False)
-            _core.guard_calls(self._found, self._share, 0)
+            self._check_calls()
 
     # ---- what the core and torch report -----------------------------------------------------------------------------
 

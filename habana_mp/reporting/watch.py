@@ -16,10 +16,25 @@ class _Watching:
     def __init__(self) -> None:
         self._of_convert: Detail = "operations"
         self._of_blocks: list[Detail] = []
+        self._is_paused = False
 
     @property
     def detail(self) -> Detail:
         return max((self._of_convert, *self._of_blocks), key=DETAILS.index)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which nothing is watched."""
+        self._pause(is_paused=True)
+        try:
+            yield
+        finally:
+            self._pause(is_paused=False)
+
+    def _pause(self, *, is_paused: bool) -> None:
+        with locks.installation, locks.watching:
+            self._is_paused = is_paused
+            self._follow()
 
     def of_convert(self, detail: Detail) -> None:
         with locks.installation, locks.watching:
@@ -37,7 +52,7 @@ class _Watching:
             self._follow()
 
     def _follow(self) -> None:
-        is_watched = self.detail != "operations"
+        is_watched = self.detail != "operations" and not self._is_paused
         stopwatch.run(running=is_watched)
         if is_watched:
             watched_calls.begin(lines=self.detail == "lines")

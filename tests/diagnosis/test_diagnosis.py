@@ -515,6 +515,34 @@ def test_lines_that_mend_the_step_only_together_are_all_found_and_no_other() -> 
     assert hmp.diagnose(step).healthy
 
 
+@pytest.mark.parametrize("detail", ["operations", "lines"])
+@pytest.mark.usefixtures("counted")
+def test_the_report_leaves_the_runs_out(detail: str) -> None:
+    _, step = _made()
+    hmp.convert(**LOWER, report=detail)
+    step()
+    before = hmp.report(show=False).to_dict()
+    assert before["rows"]
+    assert hmp.diagnose(step).findings
+    assert {**hmp.report(show=False).to_dict(), "seconds": 0} == {**before, "seconds": 0}
+    hmp.reset_report()
+    assert not hmp.report(show=False).rows
+    step()
+    assert hmp.report(show=False).total("calls") == before["totals"]["calls"]
+
+
+def test_the_guard_does_not_check_the_runs() -> None:
+    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
+
+    def step() -> torch.Tensor:
+        return layer(x).float().mean() + torch.log(torch.tensor(-1.0))
+
+    hmp.convert(**LOWER, guard=1.0)
+    assert not hmp.diagnose(step).healthy
+    with pytest.warns(HmpWarning, match="`log` made a NaN"):
+        step()
+
+
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -589,6 +617,16 @@ def test_wrong_arguments_are_named(step: Any, options: dict[str, Any], error: ty
         hmp.diagnose(step, **options)
 
 
+def test_a_loss_that_is_not_finite_is_told_as_that() -> None:
+    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: layer(x).float().mean() + torch.log(torch.tensor(-1.0)))
+    assert "No single operation was found to be harmful, but the loss is not finite. The loss is nan" in found.headline
+    assert found.excess["the loss"] == math.inf
+    assert found.to_dict()["excess"]["the loss"] is None
+    assert math.isfinite(deviations(Outcome(loss=1.0), Outcome(loss=1e-9))["the loss"])
+
+
 def test_a_step_that_can_tell_nothing_is_no_healthy_one() -> None:
     hmp.convert(preset="recommended", within="everywhere")
     found = hmp.diagnose(lambda: float(F.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()))
@@ -615,13 +653,3 @@ def test_a_step_that_takes_another_batch_each_time_is_refused() -> None:
     hmp.convert(preset="recommended", within="everywhere")
     with pytest.raises(ValueError, match="got other values when the step ran again: take the batch outside of it"):
         hmp.diagnose(lambda: model(next(batches)).float().mean())
-def test_a_loss_that_is_not_finite_is_told_as_that() -> None:
-    layer, x = nn.Linear(8, 8), torch.ones(4, 8)
-    hmp.convert(**LOWER)
-    found = hmp.diagnose(lambda: layer(x).float().mean() + torch.log(torch.tensor(-1.0)))
-    assert "No single operation was found to be harmful, but the loss is not finite. The loss is nan" in found.headline
-    assert found.excess["the loss"] == math.inf
-    assert found.to_dict()["excess"]["the loss"] is None
-    assert math.isfinite(deviations(Outcome(loss=1.0), Outcome(loss=1e-9))["the loss"])
-
-

@@ -16,6 +16,7 @@ from habana_mp import _core
 from habana_mp.common.devices import ACCELERATORS, devices
 from habana_mp.common.errors import line_of_user, warn
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.notes import notes
 
 _WRAPPERS = Assumption(
     "torch.custom-fwd",
@@ -115,7 +116,7 @@ def autocast_is_entered(device_type: str | None, enabled: bool) -> None:
     device = device_type or "cuda"
     caller = inspect.currentframe()
     is_left = caller is not None and caller.f_back is not None and caller.f_back.f_code.co_name == "__exit__"
-    if not is_left and device not in _devices_here():
+    if not is_left and notes.are_taken and device not in _devices_here():
         place = _place_of_region()
         if place is not None:
             disabled_for_no_device.setdefault(place, device)
