@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from habana_mp.common import locks
 from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import watched_calls

@@ -99,6 +99,12 @@ def own_swish(x: torch.Tensor) -> torch.Tensor:
     return x * x.sigmoid()
 
 
+def numpy_of_lowered() -> Any:
+    hmp.convert()
+    with hmp.disable_casts():
+        return torch.ones(2, dtype=torch.bfloat16).numpy()
+
+
 @each(
     "call, message",
     [
@@ -113,6 +119,7 @@ def own_swish(x: torch.Tensor) -> torch.Tensor:
         (lambda: hmp.autocast(own_swish), 'or a function: `@hmp.autocast("cpu")`'),
         (lambda: hmp.report("lines"), 'write `hmp.convert(report="lines")` before the calls'),
         (lambda: hmp.convert()(torch.ones(2)), "returns no model: it changes torch itself"),
+        (lambda: numpy_of_lowered(), "NumPy has no bfloat16: write `.float().numpy()`"),
         (lambda: hmp.diagnose(torch.nn.Linear(2, 2)), "`hmp.diagnose(lambda: criterion(model(inputs), targets))`"),
     ],
 )

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from habana_mp import Report, Row, _core, hmp
+from habana_mp import Finding, Report, Row, _core, hmp
 from helpers.lists import Converter
+from helpers.watching import marked_line
 
 BF16 = torch.bfloat16
 
@@ -305,12 +306,16 @@ class Runs(nn.Module):
         return self.function(*args)
 
 
-def kinds_in(function: Callable[..., Any], *args: Any, **options: Any) -> set[str]:
+def findings_in(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Finding, ...]:
     hmp.convert(preset="recommended", report="lines", **options)
     hmp.reset_report()
     for _ in range(3):
         Runs(function)(*args)
-    return {one.kind for one in hmp.report(show=False).findings}
+    return hmp.report(show=False).findings
+
+
+def kinds_in(function: Callable[..., Any], *args: Any, **options: Any) -> set[str]:
+    return {one.kind for one in findings_in(function, *args, **options)}
 
 
 def squares(x: torch.Tensor) -> torch.Tensor:
@@ -334,6 +339,8 @@ DISTANCES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", DISTANCES)
 def test_a_distance_by_a_lowered_product_is_found(name: str) -> None:
     assert "rounded difference" in kinds_in(DISTANCES[name], POINTS, NEAR)
+    # Far from the origin the error is as large as the distance, and has both signs.
+    assert "rounded difference" in kinds_in(DISTANCES[name], POINTS + 20, NEAR + 20)
     # Far from each other, little is rounded: the products are no larger than the distances.
     assert "rounded difference" not in kinds_in(DISTANCES[name], POINTS - 8, NEAR.flip(0) + 92)
 
@@ -352,6 +359,21 @@ OTHERS: dict[str, Callable[..., Any]] = {
 def test_no_other_difference_is_taken_for_a_distance(name: str) -> None:
     torch.manual_seed(0)
     assert "rounded difference" not in kinds_in(lambda x, y: OTHERS[name](x, y, x @ y.t()), POINTS, NEAR)
+
+
+RIDGES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "a sum": lambda x, ridge: x @ x.t() + ridge * torch.eye(64),
+    "the diagonal first": lambda x, ridge: torch.add(torch.diag(torch.full((64,), ridge)), torch.mm(x, x.t())),
+    "a batch": lambda x, ridge: torch.stack([x, x]) @ torch.stack([x, x]).mT + ridge * torch.eye(64),
+}
+
+
+@pytest.mark.parametrize("name", RIDGES)
+def test_a_ridge_that_the_rounding_of_the_product_exceeds_is_found(name: str) -> None:
+    (text,) = (one.text for one in findings_in(RIDGES[name], POINTS - 8, 1e-4))
+    assert "adds to " in text
+    assert " in bf16 a diagonal that its rounding exceeds" in text
+    assert findings_in(RIDGES[name], POINTS - 8, 10.0) == ()
 
 
 def test_an_average_in_a_variable_is_found_and_no_other_multiplication() -> None:
@@ -449,3 +471,53 @@ def test_a_kept_module_is_told_as_kept() -> None:
     assert {row.rule for row in report} == {"hmp.keep"}
     assert not report.findings
     assert "linear 100 % (kept by hmp.keep" in report.words[1]
+
+
+# ---- with each detail -----------------------------------------------------------------------------------------------
+
+
+def test_weights_that_code_of_ones_own_updates_in_lower_precision_are_found(converted: Converter) -> None:
+    converted(bf16=["linear", "mul"])
+    layer = nn.Linear(256, 256)
+
+    def step(update: Callable[[nn.Parameter, torch.Tensor], Any]) -> list[str]:
+        hmp.reset_report()
+        layer(torch.ones(4, 256)).float().sum().backward()
+        with torch.no_grad():
+            for one in layer.parameters():
+                update(one, one.grad * 0.1)  # type: ignore[operator]  # the backward has set it
+        return [one.text for one in hmp.report(show=False).findings if one.kind == "lower weights"]
+
+    (text,) = step(lambda weight, change: weight.sub_(change))
+    assert text.startswith("Values in lower precision were written into weights in float32 (2 calls): put the step of")
+    assert step(lambda weight, change: weight.data.sub_(change)) != []
+    assert step(lambda weight, change: weight.sub_(change.float())) == []
+    with hmp.disable_casts():
+        assert step(lambda weight, change: weight.sub_(change)) == []
+
+
+def test_a_loss_in_lower_precision_is_found_once() -> None:
+    for detail in ("operations", "lines"):
+        hmp.convert(report=detail)
+        hmp.reset_report()
+        model = nn.Linear(4, 4)
+        model(torch.ones(2, 4)).sum().float().backward()
+        assert not [one for one in hmp.report(show=False).findings if one.kind == "loss in lower precision"]
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()  # the loss
+        (one,) = [one for one in hmp.report(show=False).findings if one.kind == "loss in lower precision"]
+        assert f"test_noticed_values.py:{marked_line(__file__, 'the loss')}" in one.text
+
+
+def test_a_report_of_compiled_code_says_that_its_tracing_was_counted() -> None:
+    hmp.convert()
+    layer = nn.Linear(8, 8)
+    hmp.reset_report()
+    layer(torch.ones(2, 8))
+    said = "Compiled code is counted while it is traced, not when it runs"
+    assert said not in hmp.report(show=False).words[0]
+    torch.compile(layer, backend="eager")(torch.ones(2, 8))
+    assert said in hmp.report(show=False).words[0]
+    hmp.reset_report()
+    layer(torch.ones(2, 8))
+    assert said not in hmp.report(show=False).words[0]

@@ -187,6 +187,15 @@ def test_the_backward_of_a_custom_function_is_named() -> None:
     assert "in the backward" in text
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_complex_input_that_is_not_finite_is_no_fault_of_what_reads_it(dtype: torch.dtype) -> None:
+    hmp.convert(guard=1.0)
+    spectrum = torch.full((4, 9), complex(1, math.nan), dtype=dtype)[:, ::2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.fft.irfft(spectrum)
+
+
 @SHARES
 def test_data_that_are_not_finite_are_named(guard: Any) -> None:
     data = inputs()

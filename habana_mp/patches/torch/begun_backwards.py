@@ -9,6 +9,7 @@ import torch
 
 from habana_mp.common.errors import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.notes import notes
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.policy.precisions import PRECISIONS
@@ -91,5 +92,5 @@ class LowerLosses(Patch):
 
 
 def _note_if_lower(loss: torch.Tensor) -> None:
-    if not lower_loss and loss.dtype in (torch.bfloat16, torch.float16) and loss.numel() == 1:
+    if notes.are_taken and not lower_loss and loss.dtype in (torch.bfloat16, torch.float16) and loss.numel() == 1:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))
