@@ -18,7 +18,7 @@ Assumption memory_files{"system.free-memory",
                         "/proc/meminfo has `MemAvailable`; /proc/self/cgroup and /sys/fs/cgroup have the limits of the "
                         "process's control group, of version 1 or 2",
                         "`MemAvailable` is there and is a number",
-                        "casts of weights are kept as if no memory was used by others"};
+                        "casts of weights are cached as if no memory was used by others"};
 
 constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 

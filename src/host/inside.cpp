@@ -23,7 +23,7 @@ Assumption tensor_inside{
     "it, and counts of owners; a tensor that a torch._C.ScriptDict holds has one owner more, and so has an array "
     "of NumPy's",
     "samples of all kinds agree on each offset, and on no other one; owners are counted before and after",
-    "no cast of a weight is kept, nothing is packed, no memory of casts is used again"};
+    "no cast of a weight is cached, nothing is packed, no memory of casts is used again"};
 
 bool found_all = false;
 

@@ -29,7 +29,7 @@ namespace {
 
 Assumption mappings_tell{"system.mappings", "/proc/self/maps tells which memory is a file's",
                          "it is there, and tells that a constant of ours is a file's",
-                         "slices of files that are mapped are not told, so no casts of weights in such are kept"};
+                         "slices of files that are mapped are not told, so no casts of weights in such are cached"};
 
 // Parses a line such as `7f12...-7f13... rw-p 00000000 103:02 4711   /path`: addresses, mode, offset, device, inode.
 // Nullopt if it has another form.

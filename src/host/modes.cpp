@@ -28,7 +28,7 @@ Assumption thread_functions{
 Assumption forward_level{"torch.forward-ad-level",
                          "torch.autograd.forward_ad keeps its level in a global of the module, -1 outside of all",
                          "the global, outside and inside of a level",
-                         "every cast is made as if forward-mode AD were on: by torch, nothing is kept"};
+                         "every cast is made as if forward-mode AD were on: by torch, none is cached"};
 
 struct Functions {
   bool (*any_modes_set)(bool) = nullptr;

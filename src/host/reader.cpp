@@ -20,7 +20,7 @@ Assumption tensor_layout{
     "a tensor's Python object holds the address of its implementation, and that its dtype and its number of elements, "
     "all at offsets that are the same in every tensor",
     "some 180 tensors of all kinds agree on each offset, and on no other one",
-    "dtypes are read through Python; a call takes longer, and no cast of a weight is kept"};
+    "dtypes are read through Python; a call takes longer, and no cast of a weight is cached"};
 
 }  // namespace
 

@@ -12,7 +12,7 @@ Assumption current_streams{
     "at::accelerator::getCurrentStream is called in torch's library, and returns a c10::Stream: a device and a number",
     "what it takes and returns, by torch's header in releases that are not known; torch.streams-of-accelerators checks "
     "its results",
-    "casts of weights on accelerators are not kept"};
+    "casts of weights on accelerators are not cached"};
 
 // c10::Stream, a class that C++ returns in two registers.
 struct Stream {

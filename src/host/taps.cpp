@@ -16,7 +16,7 @@ Assumption definitions{
     "every call of a method of C goes to the function of its definition, every use of an attribute to the functions of "
     "its own",
     "the object's type and flags",
-    "convert refuses, and nothing has changed; or, of what tells of weights, no cast of a weight is kept"};
+    "convert refuses, and nothing has changed; or, of what tells of weights, no cast of a weight is cached"};
 
 // Returns the documentation for the new definition: the signature in CPython's format, and then the original text. If
 // the text has no signature, Python 3.13 and newer derive one from the flags, which differ in the new definition. Empty
