@@ -51,7 +51,7 @@ quick: $(VENV)/.built $(VENV)/.browser $(VENV)/.site $(VENV)/.accelerator
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -q -m slow --timeout 7200
 
-# torch's own database of operations, the other rules, and kept weights, beside the newest torch.
+# torch's own database of operations, the other rules, and cached weights, beside the newest torch.
 test-newest: $(NEWEST)/.built
 	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow" tests/rules tests/weights
 

@@ -689,7 +689,7 @@ def compare_weights(table: Table, device: torch.device, dtype: torch.dtype, step
             table.check(part, case, "as a fresh copy", f"off by {far:.1e}", holds=far <= again(device))
         mine = allocated(device)
         weights = hmp.report(show=False).weights
-        table.check(part, "kept casts", "some", weights, holds=weights.weights > 0)
+        table.check(part, "cached casts", "some", weights, holds=weights.weights > 0)
     if mine is not None:
         del model, fresh, before, state, parameter
         after = allocated(device)

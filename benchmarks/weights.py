@@ -118,7 +118,7 @@ def measure_uses(**options: Any) -> None:
     print(
         "F.linear of 16x16 weights, one after the other; what is added to the call with weights in bf16, in nanoseconds"
     )
-    print(f"{'weights':>10}{'kept, no_grad':>16}{'cast, no_grad':>16}{'kept, grad':>16}{'cast, grad':>16}")
+    print(f"{'weights':>10}{'cached, no_grad':>16}{'cast, no_grad':>16}{'cached, grad':>16}{'cast, grad':>16}")
     for count in (1, 100, 10_000, 100_000):
         weights = [nn.Parameter(torch.randn(16, 16)) for _ in range(count)]
         lower = [nn.Parameter(w.detach().bfloat16()) for w in weights]
@@ -126,19 +126,19 @@ def measure_uses(**options: Any) -> None:
         for grad in (False, True):
             with torch.set_grad_enabled(grad):
                 base = Contender("bf16", uses(lower, x), converted)
-                kept = Contender("kept", uses(weights, x), converted)
+                cached = Contender("cached", uses(weights, x), converted)
                 cast = Contender("cast", uses(weights, x), lambda: converted(weight_cache=False))
                 # Entering `converted` empties the cache, so it is entered only once for all rounds. The first passes
                 # over the weights are not measured.
                 with converted():
-                    for one in (base, kept):
+                    for one in (base, cached):
                         one.state = nullcontext
                         for _ in range(2 * count):
                             one.call()
-                    run([base, kept], **options)
+                    run([base, cached], **options)
                 again = Contender("bf16", base.call, converted)
                 run([again, cast], **options)
-            row += [_extra(kept, base), _extra(cast, again)]
+            row += [_extra(cached, base), _extra(cast, again)]
         print(f"{count:>10}" + "".join(f"{value:>16.0f}" for value in row))
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> Result:
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10), nn.Softmax(dim=1)
     )
     fp32 = graph_of(model)
-    hmp.convert(weight_cache=False)  # a kept cast of a weight would be no node of the graph
+    hmp.convert(weight_cache=False)  # a cached cast of a weight would be no node of the graph
     try:
         source = graph_of(model)
     finally:

@@ -154,8 +154,10 @@ def _doctor() -> int:
             hmp.convert()
         covered = _core.installed_count()
         print(f"reader        {_core.reader()}; HABANA_MP_READER forces layout or attribute")
-        kept = "kept" if _core.looks_inside() else "not kept: this torch or reader does not tell where tensors lie"
-        print(f"weights       casts are {kept}")
+        cached = (
+            "cached" if _core.looks_inside() else "not cached: this torch or reader does not tell where tensors lie"
+        )
+        print(f"weights       casts are {cached}")
         lists = "converted: the lists in force" if before else "the default lists"
         print(f"patched       {lists} cover {covered} functions and methods of torch")
     except (ImportError, RuntimeError) as error:

@@ -37,7 +37,7 @@ from habana_mp.reporting.explanation import Explanation, ModelExplanation, expla
 from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.log import close_log, open_log
 from habana_mp.reporting.ranks import is_loader_worker, of_all_ranks, own_rank
-from habana_mp.reporting.records import KeptWeights, Row
+from habana_mp.reporting.records import CachedWeights, Row
 from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import watch, watching
 from habana_mp.scopes.custom_functions import custom_bwd, custom_fwd
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Audit",
+    "CachedWeights",
     "Comparison",
     "Diagnosis",
     "Explanation",
     "Finding",
     "HmpWarning",
-    "KeptWeights",
     "ListError",
     "ModelExplanation",
     "Report",

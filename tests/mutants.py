@@ -56,7 +56,7 @@ TESTS = {
         "tests/rules/test_constructors.py",
         "tests/with_torch/test_func_transforms.py",
         "tests/weights/test_memory_of_weights.py",
-        "tests/weights/test_kept_casts.py",
+        "tests/weights/test_cached_weights.py",
         "tests/memory/test_activation_buffers.py",
         "tests/kernels/test_kernels_in_processes.py",
         "tests/trust/test_forks.py",

@@ -30,8 +30,8 @@ from habana_mp.reporting import guard_texts
 from habana_mp.reporting.merging import key_of, sum_of
 from habana_mp.reporting.records import (
     REASONS,
+    CachedWeights,
     Edge,
-    KeptWeights,
     ModuleRow,
     Row,
     in_and_out,
@@ -96,9 +96,9 @@ def _counters() -> _Counters:
     for name, _, precision, reason, *amounts in _core.counts():
         for what, amount in zip(_OF_CALLS, amounts, strict=True):
             found[what, name, precision, reason] += amount
-    kept = _core.weights_statistics()
-    found.update({("weights", what): kept[what] for what in _OF_WEIGHTS})
-    found.update({("reasons", why): times for why, times in kept["reasons"].items()})
+    cached = _core.weights_statistics()
+    found.update({("weights", what): cached[what] for what in _OF_WEIGHTS})
+    found.update({("reasons", why): times for why, times in cached["reasons"].items()})
     found["results", "tensors"], found["results", "bytes"] = _core.model_results()
     found.subtract(_left_out)
     return found
@@ -144,7 +144,7 @@ def current() -> Report:
     ranks = {number: rank for rank, number in enumerate(ranked)}
     return Report(
         rows=tuple(rows[number] for number in ranked),
-        weights=_kept_weights(counters),
+        weights=_cached_weights(counters),
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
@@ -206,9 +206,9 @@ def _counted(counters: _Counters) -> dict[tuple[str, str, str], _Counts]:
     return counted
 
 
-def _kept_weights(counters: _Counters) -> KeptWeights:
+def _cached_weights(counters: _Counters) -> CachedWeights:
     now = _core.weights_statistics()
-    return KeptWeights(
+    return CachedWeights(
         **{what: counters["weights", what] for what in _OF_WEIGHTS},
         weights=now["weights"],
         bytes=now["bytes"],

@@ -479,9 +479,9 @@ _KINDS = (
         "{named} is left alone: an input is float64 or complex, or none is floating ({calls})",
     ),
     _Kind(
-        "unkept weight",
+        "uncached weight",
         lambda row: bool(row.refused),
-        "{named} casts a weight in each call, since no cast is kept: {refused} ({calls})",
+        "{named} casts a weight in each call, since no cast is cached: {refused} ({calls})",
     ),
     _Kind(
         "changing weight",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row
+from habana_mp.reporting.records import CachedWeights, Edge, ModuleRow, Row
 from habana_mp.reporting.report import Report
 
 
@@ -98,9 +98,9 @@ def _with_all_ranks(guarded: Iterable[Mapping[str, tuple[int, ...]]]) -> dict[st
     return {text: tuple(sorted(ranks)) for text, ranks in all_ranks.items()}
 
 
-def _sum_of_weights(all_kept: list[KeptWeights]) -> KeptWeights:
-    counts = {name: sum(getattr(one, name) for one in all_kept) for name in _COUNTS_OF_WEIGHTS}
-    return KeptWeights(**counts, reasons=_added_up(one.reasons for one in all_kept))
+def _sum_of_weights(all_weights: list[CachedWeights]) -> CachedWeights:
+    counts = {name: sum(getattr(one, name) for one in all_weights) for name in _COUNTS_OF_WEIGHTS}
+    return CachedWeights(**counts, reasons=_added_up(one.reasons for one in all_weights))
 
 
 _COUNTS_OF_WEIGHTS = (

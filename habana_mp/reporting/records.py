@@ -165,7 +165,7 @@ def with_ranks(text: str, ranks: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class KeptWeights:
+class CachedWeights:
     """The cached casts of weights: how often they were used, and the memory that they take now.
 
     ``refused`` counts the uses of weights whose casts could not be cached: their memory had other owners too, or the
@@ -187,8 +187,8 @@ class KeptWeights:
         size = f"{self.bytes / 1e6:.3f} MB"
         again = f" ({self.refreshed_bytes / 1e6:.3f} MB)" if self.refreshes else ""
         return (
-            f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
-            f"refreshed {self.refreshes} times{again}, not kept {self.refused} times"
+            f"cached casts of weights: {self.weights} ({size}), used {self.hits} times, "
+            f"refreshed {self.refreshes} times{again}, not cached {self.refused} times"
             + (f" ({reasons})" if reasons else "")
             + (f"\nproducts with weights by habana_mp's kernels: {self.products}" if self.products else "")
         )
@@ -219,7 +219,7 @@ class Records:
     """The rows of a report, the busiest first, and what belongs to them."""
 
     rows: tuple[Row, ...]
-    weights: KeptWeights = KeptWeights()
+    weights: CachedWeights = CachedWeights()
     detail: Detail = "operations"
     modules: tuple[ModuleRow, ...] = ()
     edges: tuple[Edge, ...] = ()

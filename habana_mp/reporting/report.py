@@ -14,7 +14,7 @@ from habana_mp.common.computed_once import computed_once
 from habana_mp.reporting import pictures
 from habana_mp.reporting.findings import Finding, findings_of, first_lines
 from habana_mp.reporting.page import html_page
-from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Records, Row, line_of_range
+from habana_mp.reporting.records import CachedWeights, Edge, ModuleRow, Records, Row, line_of_range
 
 _FORMAT, _VERSION = "habana-mp report", 1
 _Path = str | os.PathLike[str]
@@ -34,7 +34,7 @@ _KINDS: dict[str, Any] = {
 }
 _LARGEST = 2**63
 
-_Part = TypeVar("_Part", Row, KeptWeights, ModuleRow, Edge)
+_Part = TypeVar("_Part", Row, CachedWeights, ModuleRow, Edge)
 
 
 def _checked(part: _Part) -> _Part:
@@ -123,7 +123,7 @@ class Report(Records):
                 _checked(Row(**{name: value for name, value in row.items() if name in names}))
                 for row in content["rows"]
             ),
-            weights=_checked(KeptWeights(**content["weights"])),
+            weights=_checked(CachedWeights(**content["weights"])),
             detail=content["detail"],
             modules=tuple(
                 _checked(ModuleRow(one["path"], one["class"], one["calls"], one["seconds"]))
@@ -192,7 +192,7 @@ class Report(Records):
     def __str__(self) -> str:
         table = pictures.table(self) if self.rows else []
         lines = [*self.words, *([""] if self.words and table else []), *table]
-        if self.weights != KeptWeights():
+        if self.weights != CachedWeights():
             lines.append(str(self.weights))
         if self.results[0]:
             tensors, size = self.results

@@ -525,7 +525,7 @@ def test_memory_that_waits_for_reuse_is_free() -> None:
     weights = [nn.Parameter(torch.randn(4096, 2048, device=DEVICE)) for _ in range(3)]  # a cast takes 16 MB
     x = torch.randn(1, 2048, device=DEVICE)
     waiting = torch.empty(300 << 20, dtype=torch.uint8, device=DEVICE)
-    for weight in weights[:2]:  # as much is always kept
+    for weight in weights[:2]:  # as much is always cached
         product(x, weight)
     with room_for(20 << 20):
         del waiting

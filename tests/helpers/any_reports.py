@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from habana_mp import KeptWeights, Report, Row
+from habana_mp import CachedWeights, Report, Row
 from habana_mp.policy.options import DETAILS
 from habana_mp.reporting.records import REASONS, Edge, ModuleRow
 
@@ -42,7 +42,7 @@ ROWS = st.builds(
     refused=st.dictionaries(st.sampled_from(["NumPy had its memory", "{}"]), NUMBERS, max_size=2),
 )
 WEIGHTS = st.builds(
-    KeptWeights,
+    CachedWeights,
     hits=NUMBERS,
     refreshes=NUMBERS,
     refreshed_bytes=NUMBERS,

@@ -36,7 +36,7 @@ def shown_report(name: str) -> list[str]:
     """Returns the first lines of the report that the page of a script shows."""
     (page,) = (one for one in PAGES.glob("*.md") if name in dict(changes(one)))
     (text,) = re.findall(r"^```text\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return [line for line in text.splitlines() if line.endswith(")") and not line.startswith(("kept", "["))]
+    return [line for line in text.splitlines() if line.endswith(")") and not line.startswith(("cached", "["))]
 
 
 def script(name: str) -> str:

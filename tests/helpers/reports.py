@@ -146,7 +146,7 @@ def encoder(layers: int = 12, *, script: str = _SCRIPT, calls: int = 20) -> Data
         findings,
         words=[
             f"In {layers} places results go to float32 and back again, for the pow and the tanh of the activation.",
-            "Of the weights that could be kept in bf16, all are.",
+            "Of the weights that could be cached in bf16, all are.",
         ],
     )
 

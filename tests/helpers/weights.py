@@ -28,13 +28,13 @@ def casts() -> int:
     return sum(row.casts for row in hmp.report(show=False))
 
 
-def kept() -> hmp.KeptWeights:
+def cached() -> hmp.CachedWeights:
     return hmp.report(show=False).weights
 
 
 def products() -> int:
     """Returns the number of products with weights that the package's kernels computed."""
-    return kept().products
+    return cached().products
 
 
 def all_bfloat16_tensors() -> list[torch.Tensor]:

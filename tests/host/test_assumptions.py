@@ -198,7 +198,7 @@ def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot
 
 
 @pytest.mark.parametrize("name", ["torch.operator-builtins", "torch.methods-that-hand-out-memory"])
-def test_no_casts_of_weights_are_kept_without(name: str) -> None:
+def test_no_casts_of_weights_are_cached_without(name: str) -> None:
     weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(8, 64)
     with ledger.broken(name):
         hmp.convert()

@@ -70,7 +70,7 @@ def tell():
             tangent = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
     told["result"], told["dtype"] = result.float().tolist(), str(result.dtype)
     told["tangent"] = tangent.float().tolist()
-    told["kept"] = hmp.report(show=False).weights.weights
+    told["cached"] = hmp.report(show=False).weights.weights
     hmp.restore()
     told["restored"] = str(torch.mm(torch.eye(2), torch.eye(2)).dtype)
     told["installed"] = _core.installed_count()
@@ -115,7 +115,7 @@ def test_a_training_is_right_without(told: dict[str, dict[str, Any]]) -> None:
 def test_without_any_way_to_look_at_tensors_casts_are_torchs(told: dict[str, dict[str, Any]]) -> None:
     found, expected = told["torch.dlpack-exchange,torch.aoti-functions"], told["nothing"]
     assert (found["weights"], found["result"]) == (expected["weights"], expected["result"])
-    assert (found["kept"], expected["kept"]) == (0, 4)
+    assert (found["cached"], expected["cached"]) == (0, 4)
     assert "torch.tensor-inside" in found["failed"]
 
 
@@ -149,9 +149,9 @@ assert torch.mm(torch.eye(2), torch.eye(2)).dtype is torch.bfloat16
     assert "its slot is already in use" in done.stdout
 
 
-def test_no_cast_of_a_weight_is_kept_where_nothing_tells_of_its_changes(told: dict[str, dict[str, Any]]) -> None:
-    assert (told["nothing"]["kept"], told["nothing"]["within"]) == (4, "")
-    assert told["torch.tensor-inside"]["kept"] == told["torch.tensor-layout"]["kept"] == 0
+def test_no_cast_of_a_weight_is_cached_where_nothing_tells_of_its_changes(told: dict[str, dict[str, Any]]) -> None:
+    assert (told["nothing"]["cached"], told["nothing"]["within"]) == (4, "")
+    assert told["torch.tensor-inside"]["cached"] == told["torch.tensor-layout"]["cached"] == 0
 
 
 BEGINS = """

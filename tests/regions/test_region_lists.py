@@ -42,14 +42,14 @@ def test_lists_with_the_same_content_are_one_region(tmp_path: Path) -> None:
     assert first._number == second._number
 
 
-@pytest.mark.parametrize("keeps", [True, False, None])
-def test_cache_enabled_says_whether_casts_of_weights_are_kept(keeps: bool | None, counted: None) -> None:
+@pytest.mark.parametrize("caches", [True, False, None])
+def test_cache_enabled_says_whether_casts_of_weights_are_cached(caches: bool | None, counted: None) -> None:
     layer = torch.nn.Linear(8, 2048)  # its bias is too small
-    with hmp.autocast("cpu", cache_enabled=keeps):
+    with hmp.autocast("cpu", cache_enabled=caches):
         results = [layer(X) for _ in range(3)]
     assert torch.equal(results[0], results[2])
     casts = {row.operation: row.casts for row in hmp.report(show=False).rows}["linear"]
-    assert casts == (9 if keeps is False else 7)
+    assert casts == (9 if caches is False else 7)
 
 
 def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Path) -> None:

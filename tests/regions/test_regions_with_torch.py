@@ -1,4 +1,4 @@
-"""Regions beside torch.autocast, kept weights, transforms, checkpointing, traces, threads and the log."""
+"""Regions beside torch.autocast, cached weights, transforms, checkpointing, traces, threads and the log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_torchs_autocast_alone_is_not_warned_about_once_a_region_was_used() -> N
 # ---- weights, and other kinds of tensors -----------------------------------------------------------------------------
 
 
-def test_kept_casts_follow_their_weight_through_regions_of_both_precisions() -> None:
+def test_cached_casts_follow_their_weight_through_regions_of_both_precisions() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)

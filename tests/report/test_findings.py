@@ -164,8 +164,8 @@ def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
                 casts=200,
                 refused={"NumPy had its memory": 90, "the limit was reached, or memory ran out": 3},
             ),
-            "unkept weight",
-            "linear at train.py:7 casts a weight in each call, since no cast is kept: NumPy had its memory, "
+            "uncached weight",
+            "linear at train.py:7 casts a weight in each call, since no cast is cached: NumPy had its memory, "
             "the limit was reached, or memory ran out (100 calls, 50 % of all time)",
         ),
         (

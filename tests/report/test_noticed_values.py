@@ -281,17 +281,17 @@ def test_the_step_of_an_optimizer_is_named_as_one(watched: Converter) -> None:
     assert "inside an optimizer's step" in "\n".join(hmp.report(show=False).words)
 
 
-def test_refreshes_of_kept_casts_have_a_size(converted: Converter) -> None:
+def test_refreshes_of_cached_casts_have_a_size(converted: Converter) -> None:
     converted(bf16=["linear"])
     layer = nn.Linear(256, 256)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for _ in range(3):
         layer(torch.ones(4, 256)).float().sum().backward()
         optimizer.step()
-    kept = hmp.report(show=False).weights
-    assert kept.refreshes > 0
-    assert kept.refreshed_bytes >= kept.refreshes * 2 * 256
-    assert f"refreshed {kept.refreshes} times (" in str(kept)
+    weights = hmp.report(show=False).weights
+    assert weights.refreshes > 0
+    assert weights.refreshed_bytes >= weights.refreshes * 2 * 256
+    assert f"refreshed {weights.refreshes} times (" in str(weights)
 
 
 # ---- differences, averages and weights ------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_every_column_sorts(page: Page) -> None:
 
     numbers = {
         **{"ms": "seconds", "#": "order", "calls": "calls", "casts": "casts"},
-        **{"MB cast": "bytes", "cast ms": "cast_seconds", "kept": "hits"},
+        **{"MB cast": "bytes", "cast ms": "cast_seconds", "cached": "hits"},
     }
     for title, key in numbers.items():
         ascending = sorted_by(title).get_attribute("aria-sort") == "ascending"

@@ -29,7 +29,7 @@ TELLS = {
     "probabilities_before_a_logarithm": "gives probabilities in bf16 to log at probabilities_before_a_logarithm.py:",
     "product_in_a_backward": "In float32: matmul in a backward",
     "softmax_between_products": "between matmul and matmul in bf16",
-    "weight_in_numpy": "casts a weight in each call, since no cast is kept: NumPy or DLPack may have its memory",
+    "weight_in_numpy": "casts a weight in each call, since no cast is cached: NumPy or DLPack may have its memory",
     "weight_written_in_each_step": "something computes it or writes to it",
 }
 

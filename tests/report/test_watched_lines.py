@@ -161,14 +161,14 @@ def test_what_went_from_one_row_into_another_is_told_with_its_casts() -> None:
     }
 
 
-def test_a_weight_whose_cast_is_not_kept_is_told_of() -> None:
+def test_a_weight_whose_cast_is_not_cached_is_told_of() -> None:
     model = nn.Linear(128, 128)
     array = model.weight.detach().numpy()
     for _ in range(3):
-        model(torch.ones(2, 128))  # not kept
+        model(torch.ones(2, 128))  # not cached
     assert array is not None
     found = [row for row in rows("linear") if row.refused]
-    assert {row.line for row in found} == {marked_line(__file__, "not kept")}
+    assert {row.line for row in found} == {marked_line(__file__, "not cached")}
     assert sum(sum(row.refused.values()) for row in found) == hmp.report(show=False).weights.refused > 0
 
 

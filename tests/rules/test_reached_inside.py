@@ -140,7 +140,7 @@ def test_positions_of_a_rotary_embedding_are_kept() -> None:
 
 
 @each("name", ["einsum", "inner", "tensordot", "multi_dot", "chain_matmul"])
-def test_casts_of_weights_are_kept_and_follow_the_weight(name: str) -> None:
+def test_casts_of_weights_are_cached_and_follow_the_weight(name: str) -> None:
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
     x = torch.linspace(0, 1, 64).reshape(8, 8)
     call = {

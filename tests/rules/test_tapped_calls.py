@@ -124,7 +124,7 @@ def test_a_weight_that_is_exported_by_any_call_is_not_stale_when_it_is_written_t
     hmp.convert()
     layer, x = nn.Linear(64, 64, bias=False).requires_grad_(False), torch.randn(64, 64)
     for _ in range(5):
-        layer(x)  # its cast is kept
+        layer(x)  # its cast is cached
     other = torch.utils.dlpack.from_dlpack(EXPORTS[name](layer.weight))
     for value in (2.0, 3.0):
         other.fill_(value)  # has a version of its own

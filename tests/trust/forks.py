@@ -1,9 +1,9 @@
 """Forks beside other threads; each child computes what its parent does, and ends.
 
-    python tests/trust/forks.py beside-threads | kept-weight | conversions [--rounds N]
+    python tests/trust/forks.py beside-threads | cached-weight | conversions [--rounds N]
 
 beside-threads: while other threads cast, step and write lines of the log.
-kept-weight: while another thread makes the cast of a weight, which a child must keep again.
+cached-weight: while another thread makes the cast of a weight, which a child must cache again.
 conversions: while another thread converts, restores and shows reports; a child then converts.
 """
 
@@ -134,7 +134,7 @@ def fork_beside(
         thread.join()
 
 
-def kept_weight(rounds: int) -> None:
+def cached_weight(rounds: int) -> None:
     hmp.convert()
     layer = torch.nn.Linear(2048, 2048)  # so large that most forks find its cast being made
     inputs = torch.ones(1, 2048)
@@ -149,10 +149,10 @@ def kept_weight(rounds: int) -> None:
         with torch.no_grad():
             while not stop.is_set():
                 layer.weight.fill_(1)
-                for _ in range(3):  # a weight that changes at each use has no kept cast
+                for _ in range(3):  # a weight that changes at each use has no cached cast
                     layer(inputs)
 
-    def is_kept_again() -> None:
+    def is_cached_again() -> None:
         # Perhaps torch held the memory in the other thread; our kernels, which hold it twice, no longer do.
         assert owners() <= owners_before + 1
         with torch.no_grad():
@@ -165,9 +165,9 @@ def kept_weight(rounds: int) -> None:
         expected = torch.nn.functional.linear(inputs.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
         torch.testing.assert_close(result.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
-    is_kept_again()  # so that no child imports modules anew
-    fork_beside(refresh, stop, is_kept_again, rounds, 0.001)
-    print("kept-weight:", rounds)
+    is_cached_again()  # so that no child imports modules anew
+    fork_beside(refresh, stop, is_cached_again, rounds, 0.001)
+    print("cached-weight:", rounds)
 
 
 def conversions(rounds: int) -> None:
@@ -191,7 +191,7 @@ def conversions(rounds: int) -> None:
 
 
 def main() -> None:
-    ways = {"beside-threads": beside_threads, "kept-weight": kept_weight, "conversions": conversions}
+    ways = {"beside-threads": beside_threads, "cached-weight": cached_weight, "conversions": conversions}
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=ways)
     parser.add_argument("--rounds", type=int, default=20)

@@ -17,7 +17,7 @@ def test_a_child_forked_beside_busy_threads_computes_what_its_parent_does() -> N
 
 
 def test_a_weight_whose_cast_another_thread_makes_is_cached_again_in_a_child() -> None:
-    done = run_guarded(None, FORKS, "kept-weight", "--rounds", "6", seconds=100)
+    done = run_guarded(None, FORKS, "cached-weight", "--rounds", "6", seconds=100)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -8,6 +8,6 @@ from habana_mp.patches.torch import weight_cache
 
 
 @pytest.fixture(autouse=True)
-def keep_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of tests are small, and kept all the same where a gradient is recorded."""
+def cache_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of tests are small, and cached all the same where a gradient is recorded."""
     monkeypatch.setattr(weight_cache, "LEAST_TRACKED", 0)

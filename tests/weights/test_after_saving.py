@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 from helpers.late import Late
-from helpers.weights import kept
+from helpers.weights import cached
 
 accelerate, tensorboard, transformers = Late("accelerate"), Late("torch.utils.tensorboard"), Late("transformers")
 
@@ -71,16 +71,17 @@ def test_all_casts_are_used_again(before: bool, tmp_path: Path) -> None:
         with torch.no_grad():
             for _ in range(2):
                 model(words)
-            count = kept().weights
+            count = cached().weights
             assert count == 8, name  # seven in the layer, and the head
             if not before:
                 held = done(model, folder)
             hmp.reset_report()
             model(words)
-            assert kept().refreshes <= count, name
+            assert cached().refreshes <= count, name
             hmp.reset_report()
             for _ in range(2):
                 model(words)
-            assert (kept().weights, kept().hits, kept().refreshes, kept().refused) == (count, 2 * count, 0, 0), name
+            now = cached()
+            assert (now.weights, now.hits, now.refreshes, now.refused) == (count, 2 * count, 0, 0), name
         hmp.restore()
         del held

@@ -1,7 +1,7 @@
 """No operator of ``torch.ops`` changes a weight, or gives away its memory, without the next call seeing it.
 
 Each line of ``operators.txt`` is a call with a weight, ``W``, as one of the operator's tensors. Torch shows what the
-call does to the weight. Then the same is done to a weight whose cast is kept, and a value is written through each
+call does to the weight. Then the same is done to a weight whose cast is cached, and a value is written through each
 tensor that shares the weight's memory. The values that the core compares stay as they were. All calls run in a process
 of their own, since some operators change the state of the process or write files.
 """
@@ -259,7 +259,7 @@ class Prepared:
             hits = _core.weights_statistics()["hits"]
             self.use(self.weight)
         if _core.weights_statistics()["hits"] == hits:
-            return "its cast is not kept before the call"
+            return "its cast is not cached before the call"
         compared = [self.values[i] for i in self.compared]
         tensors = self.call.run(self.weight, by_packet=by_packet)
         if self.effect.wrote:
@@ -277,7 +277,7 @@ class Prepared:
         is_right = torch.equal(result.nan_to_num(), expected.nan_to_num())
         if self.weight.untyped_storage().nbytes() < self.weight.nbytes:  # other objects use the memory behind it
             return ""
-        return "" if is_right else "its kept cast is not that of its values"
+        return "" if is_right else "its cached cast is not that of its values"
 
     def use(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.matmul(weight, torch.linspace(0.5, 1, weight.shape[-1]).to(torch.bfloat16)).float()

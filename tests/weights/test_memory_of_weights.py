@@ -1,4 +1,4 @@
-"""Weights whose memory others hold, lend or exchange: when their casts are kept, and when not."""
+"""Weights whose memory others hold, lend or exchange: when their casts are cached, and when not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 from habana_mp import hmp, ops
 from helpers.each import each
 from helpers.lists import Converter
-from helpers.weights import MODES, all_bfloat16_tensors, kept, weight
+from helpers.weights import MODES, all_bfloat16_tensors, cached, weight
 
 X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32).bfloat16()
 
@@ -34,11 +34,11 @@ def test_a_weight_that_moved_to_memory_of_others_is_read_where_it_lies_when_they
     others = torch.randn(16, 32)
     w.data = others
     F.linear(X, w)
-    assert kept().weights == 0
+    assert cached().weights == 0
     del others
     for _ in range(5):
         assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
-    assert kept().weights == 1
+    assert cached().weights == 1
 
 
 SAVING: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...]]] = {
@@ -117,7 +117,7 @@ MADE: dict[str, Callable[[Path], nn.Parameter]] = {
 }
 
 
-def test_a_weight_that_was_viewed_in_another_dtype_is_kept_again() -> None:
+def test_a_weight_that_was_viewed_in_another_dtype_is_cached_again() -> None:
     hmp.convert()
     w = weight(16, 32)
     with torch.no_grad():
@@ -126,9 +126,9 @@ def test_a_weight_that_was_viewed_in_another_dtype_is_kept_again() -> None:
         assert w.view(torch.int32).shape == (16, 32)
         for _ in range(4):
             F.linear(X, w)
-        before = kept().hits
+        before = cached().hits
         F.linear(X, w)
-    assert kept().hits == before + 1
+    assert cached().hits == before + 1
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_while_an_array_lives_a_weight_is_cast_in_each_call(
     for value in (1.0, 2.0):
         array[3, 5] = value
         assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
-    assert (kept().refused, kept().weights) == (2, 0)
+    assert (cached().refused, cached().weights) == (2, 0)
     del array, lent
     for _ in range(3):
         F.linear(X, w)
-    assert (kept().refreshes, kept().refused, kept().weights) == (1, 2, 1)
+    assert (cached().refreshes, cached().refused, cached().weights) == (1, 2, 1)
 
 
 def test_a_graph_that_saved_a_weight_does_not_hide_an_alias() -> None:
@@ -170,13 +170,13 @@ def test_a_graph_that_saved_a_weight_does_not_hide_an_alias() -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_model_out_of_a_pickle_has_its_weights_kept(mapped: bool, tmp_path: Any) -> None:
+def test_a_model_out_of_a_pickle_has_its_weights_cached(mapped: bool, tmp_path: Any) -> None:
     torch.save(nn.Linear(32, 16), tmp_path / "model.pt")
     model = torch.load(tmp_path / "model.pt", mmap=mapped, weights_only=False)
     hmp.convert()
     for _ in range(3):
         model(X)
-    assert (kept().refused, kept().weights) == (0, 2)
+    assert (cached().refused, cached().weights) == (0, 2)
 
 
 def test_weights_loaded_from_a_file_are_cast_as_they_are(tmp_path: Any) -> None:
@@ -191,13 +191,13 @@ def test_weights_loaded_from_a_file_are_cast_as_they_are(tmp_path: Any) -> None:
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
 
 
-def test_two_precisions_of_one_weight_are_kept_apart() -> None:
+def test_two_precisions_of_one_weight_are_cached_apart() -> None:
     w = weight(16, 32)
     hmp.convert()
     F.linear(X, w)
     hmp.convert(dtype=torch.float16)
     assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
-    assert kept().weights == 2
+    assert cached().weights == 2
     with torch.no_grad():
         w.add_(1)
     assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
@@ -205,22 +205,22 @@ def test_two_precisions_of_one_weight_are_kept_apart() -> None:
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
 
 
-def test_a_weight_is_kept_where_a_tensor_lay_to_which_somebody_took_a_pointer(converted: Converter) -> None:
+def test_a_weight_is_cached_where_a_tensor_lay_to_which_somebody_took_a_pointer(converted: Converter) -> None:
     converted(bf16=["linear"])
 
-    def kept_of(layers: list[nn.Linear]) -> int:
-        before = kept().weights
+    def cached_of(layers: list[nn.Linear]) -> int:
+        before = cached().weights
         with torch.no_grad():
             for layer in layers:
                 layer(torch.ones(1, 64))
-        return kept().weights - before
+        return cached().weights - before
 
     for _ in range(20):
         activations = [torch.empty(64, 64) for _ in range(200)]
         for one in activations:
             one.data_ptr()
         del one, activations
-    assert kept_of([nn.Linear(64, 64) for _ in range(50)]) > 80
+    assert cached_of([nn.Linear(64, 64) for _ in range(50)]) > 80
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -238,12 +238,12 @@ def test_a_weight_whose_order_in_memory_is_changed_is_cast_again(converted: Conv
     with MODES[mode]():
         for _ in range(6):
             F.conv2d(image, weight)
-        assert kept().weights == 1
+        assert cached().weights == 1
         change(weight)
         assert torch.equal(F.conv2d(image, weight), F.conv2d(image, weight.clone()))
 
 
-def test_to_keep_a_cast_runs_no_python_code() -> None:
+def test_caching_a_cast_runs_no_python_code() -> None:
     """In which the handler of a signal could raise, or no frame be left."""
     hmp.convert()
     x = torch.ones(2, 48)
@@ -258,16 +258,16 @@ def test_to_keep_a_cast_runs_no_python_code() -> None:
 
     weight = nn.Parameter(torch.ones(48, 48))
     use(weight)
-    assert kept().weights == 1
+    assert cached().weights == 1
     assert called == []
 
 
-def test_whoever_is_told_that_a_cast_goes_may_keep_another() -> None:
+def test_whoever_is_told_that_a_cast_goes_may_cache_another() -> None:
     hmp.convert()
     x = torch.ones(2, 8)
     others: list[nn.Parameter] = []
 
-    def keep_others(_: Any) -> None:
+    def cache_others(_: Any) -> None:
         for _ in range(40):
             others.append(nn.Parameter(torch.ones(8, 8)))
             F.linear(x, others[-1])
@@ -277,14 +277,14 @@ def test_whoever_is_told_that_a_cast_goes_may_keep_another() -> None:
     for of in weights:
         F.linear(x, of)
     are_others = {id(one) for one in before}
-    told = [weakref.ref(one, keep_others) for one in all_bfloat16_tensors() if id(one) not in are_others]
+    told = [weakref.ref(one, cache_others) for one in all_bfloat16_tensors() if id(one) not in are_others]
     assert len(told) == 20
     del of
     weights.clear()
     assert len(others) == 800
-    assert kept().weights == 800
+    assert cached().weights == 800
     others.clear()
-    assert kept().weights == 0
+    assert cached().weights == 0
 
 
 @pytest.mark.parametrize("way", ["other.data", "set_"])

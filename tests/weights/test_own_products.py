@@ -25,7 +25,7 @@ from helpers.products import (
     assert_call_is_right,
     assert_same_bits,
 )
-from helpers.weights import kept, products
+from helpers.weights import cached, products
 
 pytestmark = [
     pytest.mark.processor,
@@ -152,7 +152,7 @@ def test_a_square_weight_is_right_in_both_ways_and_times_itself() -> None:
                 expected = call(x.bfloat16(), lowered, bias.bfloat16())
             made = call(x, weight, bias)
             torch.testing.assert_close(made, expected, rtol=0.016, atol=0.016 * expected.abs().max().item())
-    assert kept().refreshes == 0
+    assert cached().refreshes == 0
 
 
 # ---- where they compute ----------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_calls_with_and_without_gradients_and_of_any_rows_share_the_cast() -> No
         with hmp.disable_casts():
             F.linear(x.bfloat16(), layer.weight.bfloat16()).sum().backward()
         assert torch.equal(gradient, layer.weight.grad)
-    assert (kept().weights, kept().refreshes) == (1, 0)
+    assert (cached().weights, cached().refreshes) == (1, 0)
 
 
 @some_products
@@ -315,7 +315,7 @@ def test_a_weight_in_bfloat16_is_read_as_it_is(product: Product) -> None:
                     for given in (x, x.float()):
                         torch.testing.assert_close(layer(given), by_torch)
                         assert_call_is_right(layer, given, by_kernels=layer.is_computed_by_kernels(given))
-                assert kept().weights == 0
+                assert cached().weights == 0
 
 
 @some_products
@@ -333,7 +333,7 @@ def test_a_write_into_a_weight_in_bfloat16_is_seen_by_the_next_call(product: Pro
                 change()
                 assert not torch.equal(layer(x), before)
                 assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
-            assert kept().weights == 0
+            assert cached().weights == 0
 
 
 def test_a_weight_in_bfloat16_is_left_to_torch_where_nothing_is_cast_or_gradients_are_recorded() -> None:
@@ -369,6 +369,6 @@ def test_the_report_tells_of_products() -> None:
         layer(x)
         layer(x)
     line = "products with weights by habana_mp's kernels: 2"
-    assert (line in str(kept()).splitlines()) == layer.is_computed_by_kernels(x)
+    assert (line in str(cached()).splitlines()) == layer.is_computed_by_kernels(x)
     hmp.reset_report()
-    assert "products" not in str(kept())
+    assert "products" not in str(cached())

@@ -1,4 +1,4 @@
-"""Small weights that are trained: torch casts them within the call, and nothing is kept of them."""
+"""Small weights that are trained: torch casts them within the call, and the cast is not cached."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ assert WIDTH * WIDTH == LEAST_TRACKED
 
 
 @pytest.fixture(autouse=True)
-def keep_small_weights() -> None:
-    """Here they are not kept."""
+def cache_small_weights() -> None:
+    """Here they are not cached."""
 
 
 def casts_of(report: Report) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def test_around_the_limit_a_step_has_the_bits_of_casting_by_hand(inner: int, out
     gradients = torch.autograd.grad(expected, wanted, given)
     hmp.convert()
     try:
-        for _ in range(3):  # a kept cast would be found from the second on
+        for _ in range(3):  # a cached cast would be found from the second on
             result = layer(x)
             assert torch.equal(result, expected)
             for one, other in zip(torch.autograd.grad(result, wanted, given), gradients, strict=True):
@@ -86,7 +86,7 @@ def test_the_report_counts_their_casts_and_finds_nothing_odd_in_them(
         assert_rows_sum_up(report)
 
 
-def test_without_kept_casts_no_weight_is_too_small(converted: Converter, counted: None) -> None:
+def test_without_cached_casts_no_weight_is_too_small(converted: Converter, counted: None) -> None:
     converted(bf16=["linear"], weight_cache=False)
     layer = torch.nn.Linear(WIDTH, WIDTH)
     for _ in range(4):
@@ -94,7 +94,7 @@ def test_without_kept_casts_no_weight_is_too_small(converted: Converter, counted
     assert casts_of(hmp.report(show=False)) == (4 * 3, 0)
 
 
-def test_of_a_frozen_layer_and_without_gradients_small_weights_are_kept(converted: Converter, counted: None) -> None:
+def test_of_a_frozen_layer_and_without_gradients_small_weights_are_cached(converted: Converter, counted: None) -> None:
     converted(bf16=["linear"])
     layer, x = torch.nn.Linear(16, 16).requires_grad_(False), torch.randn(4, 16, requires_grad=True)
     for _ in range(4):

@@ -16,7 +16,7 @@ from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.seeing_changes import MODES
-from helpers.weights import kept
+from helpers.weights import cached
 
 SIZE = 256
 #: An element that the core does not compare.
@@ -144,9 +144,9 @@ def test_a_weight_is_cached_again_when_an_alias_by_set_is_gone() -> None:
         F.linear(X, w)
         torch.empty(0).set_(w.detach())
         F.linear(X, w)
-        hits = kept().hits
+        hits = cached().hits
         F.linear(X, w)
-    assert kept().hits == hits + 1
+    assert cached().hits == hits + 1
 
 
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -181,7 +181,7 @@ def test_the_address_of_a_weight_is_a_pointer() -> None:
     hmp.reset_report()
     torch._C._data_address(w)
     F.linear(X, w)
-    assert (kept().refreshes, kept().refused) == (1, 0)
+    assert (cached().refreshes, cached().refused) == (1, 0)
 
 
 # ---- operators of libraries ------------------------------------------------------------------------------------------

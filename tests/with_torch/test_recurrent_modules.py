@@ -210,7 +210,7 @@ def test_the_preset_lowers_the_products_of_a_recurrent_module_as_torchs_autocast
                 one.mul_(0.5)
 
 
-def test_kept_casts_serve_the_products_of_a_recurrent_module_and_follow_its_weights() -> None:
+def test_cached_casts_serve_the_products_of_a_recurrent_module_and_follow_its_weights() -> None:
     hmp.reset_report()
     module = nn.GRU(32, 16, num_layers=2)
     x, count = torch.randn(5, 3, 32), len(list(module.parameters()))
@@ -246,7 +246,7 @@ def test_a_graph_of_operations_as_they_were_called_casts_as_eager_code(kind: typ
     stays = kind is nn.LSTM and not processor.has_lstm(BF16)  # a graph holds the library's kernel, in float32 then
     exact = tensors(module(x))[0]
     hmp.convert(preset="torch-cpu")
-    for _ in range(2):  # with a kept cast there is
+    for _ in range(2):  # with a cached cast there is
         expected = tensors(module(x))[0]
     graph = make_fx(lambda one: tensors(module(one))[0], pre_dispatch=True)(x)
     hmp.restore()

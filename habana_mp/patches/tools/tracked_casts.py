@@ -33,7 +33,7 @@ class RecordedCast(_Cast):
         return _cast(tensor, dtype)
 
 
-class KeptCast(_Cast):
+class CachedCast(_Cast):
     """The cached cast of a weight as a part of the graph, without a copy."""
 
     @staticmethod

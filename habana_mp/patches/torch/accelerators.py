@@ -19,7 +19,7 @@ _STREAMS = Assumption(
     "torch.streams-of-accelerators",
     assumed="the core finds the current stream of a device of torch's accelerator",
     check="for each device it is the one that `torch.accelerator.current_stream` returns",
-    otherwise="no casts of weights on that device are kept",
+    otherwise="no casts of weights on that device are cached",
 )
 
 

@@ -79,7 +79,7 @@ _MODULES = assumption_of_functions(
 _SWAP = assumption_of_functions(
     "torch.swap-tensors",
     "torch has `torch.utils.swap_tensors`",
-    "torch refuses to exchange a weight whose cast is kept",
+    "torch refuses to exchange a weight whose cast is cached",
 )
 
 EXCHANGES = (

@@ -27,7 +27,7 @@ _BUILTINS = Assumption(
     "operator up; one that counts versions has a kernel for that, or is made of others",
     check="`torch.ops.aten._unsafe_view` and its overload have a builtin, and are looked up; `add_` and `chunk` have "
     "such kernels, and `_fused_sgd_` has none",
-    otherwise="no casts of weights are kept",
+    otherwise="no casts of weights are cached",
 )
 
 #: Methods of torch.distributed's ProcessGroup, and of its backends, that write into their tensors without incrementing

@@ -10,7 +10,7 @@ from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.tools.tracked_casts import KeptCast
+from habana_mp.patches.tools.tracked_casts import CachedCast
 from habana_mp.patches.torch.accelerators import accelerator_of, free_memory, wait_for_stream
 from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
 
@@ -18,7 +18,7 @@ _METHODS = Assumption(
     "torch.methods-that-hand-out-memory",
     assumed="`torch._C.TensorBase` and `StorageBase` have the methods by which others get at a weight's memory",
     check="each is there, but `const_data_ptr` and `_lazy_clone`, which older releases lack",
-    otherwise="no casts of weights are kept",
+    otherwise="no casts of weights are cached",
 )
 
 #: A view of a weight with fewer elements is cast separately: finding the weight and the same part of its cast takes
@@ -47,7 +47,7 @@ class WeightCache(Patch):
         _core.weights_configure(
             on=True,
             view=view,
-            recorded=KeptCast.apply,
+            recorded=CachedCast.apply,
             most_bytes=most_bytes,
             least_part=LEAST_PART,
             least_tracked=LEAST_TRACKED,

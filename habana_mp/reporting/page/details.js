@@ -11,7 +11,7 @@ function detailsOf(report, row) {
     ["calls", count(row.calls)],
     ["casts", row.casts === 0 ? "none" : `${count(row.casts)}: ${castsInWords(row)}, ${size(row.bytes)}`],
     ["casts of small weights", row.small === 0 ? null : count(row.small)],
-    ["kept casts used", row.hits === 0 ? null : count(row.hits)],
+    ["cached casts used", row.hits === 0 ? null : count(row.hits)],
     ["time", row.seconds === null ? null : duration(row.seconds) + shareOfTime(report, row)],
     ["time of casts", row.cast_seconds === null ? null : duration(row.cast_seconds)],
     ...row.findings.map((finding) => [finding.kind, withCode(finding.text)]),

@@ -69,7 +69,7 @@ function totals({ totals: all }) {
     ["calls", count(all.calls)],
     ["casts", count(all.casts)],
     ["cast data", size(all.bytes)],
-    ["kept casts used", count(all.hits)],
+    ["cached casts used", count(all.hits)],
     ["time of operations", all.seconds === null ? null : duration(all.seconds)],
     ["time of casts", all.cast_seconds === null ? null : duration(all.cast_seconds)],
   ];
@@ -81,9 +81,9 @@ function weightsInWords(weights) {
   const again = weights.refreshed_bytes > 0 ? ` (${size(weights.refreshed_bytes)})` : "";
   const reasons = Object.entries(weights.reasons).map(([reason, times]) => `${reason}: ${count(times)}`);
   return (
-    `Casts of ${counted(weights.weights, "weight")} are kept (${size(weights.bytes)}), ` +
+    `Casts of ${counted(weights.weights, "weight")} are cached (${size(weights.bytes)}), ` +
     `used ${counted(weights.hits, "time")}, refreshed ` +
-    `${counted(weights.refreshes, "time")}${again}, not kept ${counted(weights.refused, "time")}` +
+    `${counted(weights.refreshes, "time")}${again}, not cached ${counted(weights.refused, "time")}` +
     (reasons.length > 0 ? ` (${reasons.join(", ")}).` : ".") +
     (weights.products > 0 ? ` habana_mp's kernels computed ${counted(weights.products, "product")} with weights.` : "")
   );

@@ -26,7 +26,7 @@ const COLUMNS = [
   numbers("casts", "casts", 54),
   numbers("bytes", "MB cast", 68, megabytes),
   numbers("cast_seconds", "cast ms", 62, milliseconds, "time of casts in milliseconds"),
-  numbers("hits", "kept", 48, count, "how often a kept cast of a weight was used"),
+  numbers("hits", "cached", 62, count, "how often a cached cast of a weight was used"),
   words("place", "place", 128, placeOf, (row) => endOf(placeOf(row))),
 ];
 

@@ -1,4 +1,4 @@
-"""Kept casts of weights: that they are kept, what they cost, and that gradients do not know of them."""
+"""Cached casts of weights: that they are cached, what they cost, and that gradients do not know of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from habana_mp import hmp
 from helpers.lists import Converter
-from helpers.weights import MODES, casts, kept, weight
+from helpers.weights import MODES, cached, casts, weight
 
 X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32).bfloat16()
 
@@ -35,7 +35,7 @@ def test_a_weight_is_cast_once(mode: str) -> None:
         for _ in range(5):
             assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
     assert casts() == 1
-    assert (kept().hits, kept().weights, kept().refused) == (4, 1, 0)
+    assert (cached().hits, cached().weights, cached().refused) == (4, 1, 0)
 
 
 LARGE = torch.linspace(-1.0, 1.0, 4 * 128).reshape(4, 128).bfloat16()
@@ -51,7 +51,7 @@ def test_a_view_of_a_weight_uses_the_weights_cast(mode: str) -> None:
             assert torch.equal(F.linear(LARGE, w.view(128, 128)), F.linear(LARGE, w.detach().bfloat16()))
             assert torch.equal(torch.bmm(LARGE[None], w[None]), torch.bmm(LARGE[None], w.detach().bfloat16()[None]))
             assert torch.equal(F.linear(LARGE, w), F.linear(LARGE, w.detach().bfloat16()))
-    assert (kept().weights, kept().hits, kept().refused) == (1, 11, 0)
+    assert (cached().weights, cached().hits, cached().refused) == (1, 11, 0)
     assert sum(row.bytes for row in hmp.report(show=False)) == 2 * w.numel()
 
 
@@ -64,7 +64,7 @@ def test_experts_in_one_weight_are_cast_once_where_they_do_not_train(mode: str) 
             for index in (torch.tensor(1), torch.tensor(3)):
                 assert torch.equal(F.linear(LARGE, experts[index]), F.linear(LARGE, experts.detach()[index].bfloat16()))
     # Where each step changes all experts, the few that are used are cast by themselves.
-    assert (kept().weights, kept().hits) == ((0, 0) if mode == "grad" else (1, 7))
+    assert (cached().weights, cached().hits) == ((0, 0) if mode == "grad" else (1, 7))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_another_convert_drops_the_casts_that_it_does_not_allow(options: dict[st
     hmp.convert()
     w = weight(16, 32, requires_grad=False)
     F.linear(X, w)
-    assert kept().weights == 1
+    assert cached().weights == 1
     hmp.convert(**options)
-    assert kept().weights == left
+    assert cached().weights == left
 
 
 def test_views_that_live_side_by_side_use_one_cast() -> None:
@@ -90,7 +90,7 @@ def test_views_that_live_side_by_side_use_one_cast() -> None:
             for view in (w, one, other):
                 assert torch.equal(F.linear(LARGE, view), F.linear(LARGE, view.detach().bfloat16()))
             del one, other, view
-    assert (kept().weights, kept().hits, kept().refused) == (1, 8, 0)
+    assert (cached().weights, cached().hits, cached().refused) == (1, 8, 0)
 
 
 def test_the_gradient_through_a_view_is_that_of_a_cast_by_hand() -> None:
@@ -100,7 +100,7 @@ def test_the_gradient_through_a_view_is_that_of_a_cast_by_hand() -> None:
     hmp.convert(preset="torch-cpu")
     for _ in range(2):
         (LARGE @ w.t()).backward(seed.bfloat16())
-    assert kept().hits == 1
+    assert cached().hits == 1
     assert w.grad is not None
     assert by_hand.grad is not None
     assert torch.equal(w.grad, 2 * by_hand.grad)
@@ -167,7 +167,7 @@ def test_results_and_gradients_are_those_of_a_cast_by_hand(
             result.square().sum().backward()
             assert torch.equal(w.grad, gradient)
             assert w.grad.dtype is torch.float32
-    assert kept().hits >= 1
+    assert cached().hits >= 1
 
 
 RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
@@ -179,7 +179,7 @@ RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_recurrent_layer_keeps_casts(converted: Converter, name: str) -> None:
+def test_a_recurrent_layer_has_cached_casts(converted: Converter, name: str) -> None:
     torch.manual_seed(0)
     model = RECURRENT[name]()
     steps = torch.randn(5, 3, 32)
@@ -196,7 +196,7 @@ def test_a_recurrent_layer_keeps_casts(converted: Converter, name: str) -> None:
     with torch.no_grad():
         for _ in range(3):
             assert_right(model(steps))
-    assert (kept().weights, kept().hits, kept().refused) == (count, 2 * count, 0)
+    assert (cached().weights, cached().hits, cached().refused) == (count, 2 * count, 0)
     with torch.no_grad():
         for one in model.parameters():
             one.mul_(0.5)
@@ -204,12 +204,12 @@ def test_a_recurrent_layer_keeps_casts(converted: Converter, name: str) -> None:
         expected = by_hand()
     with torch.inference_mode():
         assert_right(model(steps))
-    hits = kept().hits
+    hits = cached().hits
     assert_right(model(steps))
-    assert kept().hits == hits + count
+    assert cached().hits == hits + count
 
 
-def test_a_channels_last_weight_is_kept_as_it_lies() -> None:
+def test_a_channels_last_weight_is_cached_as_it_lies() -> None:
     w = nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))
     x = torch.randn(2, 4, 9, 9)
     hmp.convert()
@@ -217,7 +217,7 @@ def test_a_channels_last_weight_is_kept_as_it_lies() -> None:
         assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
         with torch.no_grad():
             w.mul_(1.5)
-    assert kept().refreshes == 1
+    assert cached().refreshes == 1
 
 
 def test_gradients_of_accumulated_steps_add_up() -> None:
@@ -270,11 +270,11 @@ def test_the_step_of_any_optimizer_ends_the_casts_of_all_weights_that_train() ->
     for _ in range(3):
         for w in (trained, frozen, of_another):
             F.linear(x, w).sum().backward() if w.requires_grad else F.linear(x, w)
-        assert kept().weights == 3
+        assert cached().weights == 3
         with hmp.disable_casts():
             optimizer.step()
-        assert kept().weights == 1
-    assert (kept().refreshes, kept().refused) == (4, 0)
+        assert cached().weights == 1
+    assert (cached().refreshes, cached().refused) == (4, 0)
 
 
 def test_a_cell_that_runs_many_steps_has_one_cast_of_each_weight(converted: Converter) -> None:
@@ -283,7 +283,7 @@ def test_a_cell_that_runs_many_steps_has_one_cast_of_each_weight(converted: Conv
     state = (torch.zeros(4, 128), torch.zeros(4, 128))
     for _ in range(60):
         state = cell(torch.ones(4, 64), state)
-    assert (kept().weights, kept().hits, kept().refused) == (4, 4 * 59, 0)
+    assert (cached().weights, cached().hits, cached().refused) == (4, 4 * 59, 0)
 
 
 class WritesByPointer(torch.optim.Optimizer):
@@ -324,7 +324,7 @@ def test_casts_take_half_of_the_weights() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64), nn.Conv1d(4, 8, 3))
     for module, x in zip(model, (X, torch.ones(2, 64), torch.ones(1, 4, 9)), strict=True):
         module(x)
-    assert kept().bytes == sum(p.numel() for p in model.parameters()) * 2
+    assert cached().bytes == sum(p.numel() for p in model.parameters()) * 2
 
 
 def test_a_cast_goes_with_its_weight() -> None:
@@ -332,12 +332,12 @@ def test_a_cast_goes_with_its_weight() -> None:
     model = nn.Linear(32, 16)
     model(X).sum().backward()
     alive = weakref.ref(model.weight)
-    assert kept().weights == 2
+    assert cached().weights == 2
     gc.disable()
     try:
         del model
         assert alive() is None
-        assert (kept().weights, kept().bytes) == (0, 0)
+        assert (cached().weights, cached().bytes) == (0, 0)
     finally:
         gc.enable()
 
@@ -350,26 +350,26 @@ def test_nothing_grows_over_many_steps() -> None:
         optimizer.zero_grad()
         model(X).sum().backward()
         optimizer.step()
-    assert (kept().weights, kept().bytes) == (0, 0)
+    assert (cached().weights, cached().bytes) == (0, 0)
 
 
 def test_restore_drops_all() -> None:
     hmp.convert()
     w = weight(16, 32)
     F.linear(X, w)
-    assert kept().bytes == 2 * w.numel()
+    assert cached().bytes == 2 * w.numel()
     hmp.restore()
-    assert (kept().weights, kept().bytes) == (0, 0)
+    assert (cached().weights, cached().bytes) == (0, 0)
     assert weakref.getweakrefcount(w) == 0
 
 
-def test_switched_off_nothing_is_kept() -> None:
+def test_switched_off_nothing_is_cached() -> None:
     hmp.convert(weight_cache=False)
     w = weight(16, 32)
     for _ in range(3):
         F.linear(X, w)
     assert casts() == 3
-    assert kept() == hmp.KeptWeights()
+    assert cached() == hmp.CachedWeights()
 
 
 def test_the_limit_is_kept() -> None:
@@ -378,11 +378,11 @@ def test_the_limit_is_kept() -> None:
     for _ in range(2):
         for w in (first, second):
             assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
-    assert (kept().weights, kept().bytes) == (1, 2 * 16 * 32)
-    assert kept().refused == 2
+    assert (cached().weights, cached().bytes) == (1, 2 * 16 * 32)
+    assert cached().refused == 2
     del first
     F.linear(X, second)
-    assert kept().weights == 1
+    assert cached().weights == 1
 
 
 @pytest.mark.parametrize("limit", [-1, 0.5, "1", True])
@@ -396,7 +396,7 @@ def test_a_limit_beyond_all_memory_is_none() -> None:
     hmp.convert(weight_cache_limit=10**30)
     w = weight(16, 32)
     F.linear(X, w)
-    assert kept().weights == 1
+    assert cached().weights == 1
 
 
 def _made_in_inference_mode() -> nn.Parameter:
@@ -421,7 +421,7 @@ def _made_in_inference_mode() -> nn.Parameter:
         ("the limit was reached", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
     ],
 )
-def test_the_report_tells_why_a_weight_is_not_kept(
+def test_the_report_tells_why_a_weight_is_not_cached(
     reason: str, make: Callable[[], tuple[Any, ...]], options: dict[str, int]
 ) -> None:
     hmp.convert(**options)
@@ -429,17 +429,17 @@ def test_the_report_tells_why_a_weight_is_not_kept(
     with torch.no_grad():
         for _ in range(3):
             F.linear(X.to(w.device), w)
-    assert kept().reasons == {reason: 3}
-    assert f"not kept 3 times ({reason}: 3)" in str(hmp.report(show=False))
+    assert cached().reasons == {reason: 3}
+    assert f"not cached 3 times ({reason}: 3)" in str(hmp.report(show=False))
     hmp.reset_report()
-    assert kept().reasons == {}
+    assert cached().reasons == {}
 
 
-def test_the_report_tells_of_kept_casts() -> None:
+def test_the_report_tells_of_cached_casts() -> None:
     hmp.convert()
     w = weight(16, 32)
     for _ in range(3):
         F.linear(X, w)
-    assert "kept casts of weights: 1 (0.001 MB), used 2 times" in str(hmp.report(show=False))
+    assert "cached casts of weights: 1 (0.001 MB), used 2 times" in str(hmp.report(show=False))
     hmp.reset_report()
-    assert kept() == hmp.KeptWeights(weights=1, bytes=2 * w.numel())
+    assert cached() == hmp.CachedWeights(weights=1, bytes=2 * w.numel())

@@ -1,4 +1,4 @@
-"""Without a limit of the user's, kept casts take a share of the memory that is free."""
+"""Without a limit of the user's, cached casts take a share of the memory that is free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import _core, hmp
-from helpers.weights import kept
+from helpers.weights import cached
 
 MB = 1 << 20
 
-#: The size of a weight whose cast takes 16 MB. Casts of 32 MB in all are always kept.
+#: The size of a weight whose cast takes 16 MB. Casts of 32 MB in all are always cached.
 SIDE = 8 << 10, 1 << 10
 X = torch.ones(1, SIDE[1])
 
@@ -127,53 +127,53 @@ def use(given: list[nn.Parameter]) -> None:
         assert torch.equal(F.linear(X, one), F.linear(X.bfloat16(), one.detach().clone().bfloat16()))
 
 
-def test_kept_casts_take_half_of_the_free_memory(files: Files) -> None:
+def test_cached_casts_take_half_of_the_free_memory(files: Files) -> None:
     files(meminfo=available(70 * MB))
     hmp.convert()
     given = weights(5)
     use(given)
-    # With the fourth cast they would take 64 MB. Allowed are 59 MB, half of 70 MB and of the 48 MB that are kept.
-    assert (kept().weights, kept().bytes) == (3, 48 * MB)
-    assert kept().reasons == {"the limit was reached": 2}
-    assert str(hmp.report(show=False)).endswith("not kept 2 times (the limit was reached: 2)")
+    # With the fourth cast they would take 64 MB. Allowed are 59 MB, half of 70 MB and of the 48 MB that are cached.
+    assert (cached().weights, cached().bytes) == (3, 48 * MB)
+    assert cached().reasons == {"the limit was reached": 2}
+    assert str(hmp.report(show=False)).endswith("not cached 2 times (the limit was reached: 2)")
 
 
-def test_small_casts_are_kept_whatever_memory_is_free(files: Files) -> None:
+def test_small_casts_are_cached_whatever_memory_is_free(files: Files) -> None:
     files(meminfo=available(0))
     hmp.convert()
     use(weights(1))
     given = weights(3)
     use(given)
-    assert kept().bytes == 32 * MB
+    assert cached().bytes == 32 * MB
 
 
-def test_a_weight_is_kept_once_there_is_memory(files: Files) -> None:
+def test_a_weight_is_cached_once_there_is_memory(files: Files) -> None:
     files(meminfo=available(0))
     hmp.convert()
     given = weights(3)
     use(given)
-    assert kept().weights == 2
+    assert cached().weights == 2
     files(meminfo=available(500 * MB))
     for _ in range(4):
         use(given)
-    assert kept().weights == 3
+    assert cached().weights == 3
 
 
-def test_a_kept_cast_stays_when_memory_gets_short(files: Files) -> None:
+def test_a_cached_cast_stays_when_memory_gets_short(files: Files) -> None:
     files(meminfo=available(500 * MB))
     hmp.convert()
     given = weights(3)
     use(given)
     files(meminfo=available(0))
     use(given)
-    assert (kept().weights, kept().reasons) == (3, {})
+    assert (cached().weights, cached().reasons) == (3, {})
 
 
 def test_a_limit_of_the_users_overrules_the_free_memory(files: Files) -> None:
     files(meminfo=available(0))
     hmp.convert(weight_cache_limit=10**9)
     use(given := weights(3))
-    assert kept().weights == len(given)
+    assert cached().weights == len(given)
 
 
 def test_another_convert_reads_the_free_memory_anew(files: Files) -> None:
@@ -183,4 +183,4 @@ def test_another_convert_reads_the_free_memory_anew(files: Files) -> None:
     hmp.convert()
     files(meminfo=available(0))
     use(given)
-    assert kept().weights == 2
+    assert cached().weights == 2
