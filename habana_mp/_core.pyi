@@ -552,7 +552,7 @@ def weights_tap(methods: dict[str, Any]) -> None:
     version counter, by their names; None stands for one that this torch lacks."""
 
 def weights_untap() -> None: ...
-def weights_are_kept_in(tensor: Any) -> bool:
+def is_cached_memory(tensor: Any) -> bool:
     """True if this tensor has the memory of a cached cast."""
 
 def weights_forget(weight: Any) -> None: ...

@@ -69,7 +69,7 @@ void register_weights(py::module_& module) {
     if (!weights::tap_escapes(methods.ptr())) throw py::error_already_set();
   });
   module.def("weights_untap", &weights::untap_escapes);
-  module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_cached_memory(tensor.ptr()); });
+  module.def("is_cached_memory", [](const py::object& tensor) { return weights::is_cached_memory(tensor.ptr()); });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_statistics", &statistics);
   module.def("weights_reset_statistics", &weights::reset_statistics);

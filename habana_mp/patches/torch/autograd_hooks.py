@@ -84,7 +84,7 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
     def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
         # A hook may reuse the memory that it packs: no other code owns torch's own cast of a weight. So it gets a copy
         # of a cached cast.
-        given = _core.call_with_lists_suspended(torch.clone, tensor) if _core.weights_are_kept_in(tensor) else tensor
+        given = _core.call_with_lists_suspended(torch.clone, tensor) if _core.is_cached_memory(tensor) else tensor
         return tensor.dtype, _core.call_without_casts_inside(pack, given)
 
     @functools.wraps(unpack, updated=())

@@ -74,9 +74,11 @@ def forget_compiled_graphs() -> None:
 
 
 def _all_graphs() -> int:
-    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    is_known = holds(_GRAPHS, lambda: isinstance(counters.get("stats", {}).get("unique_graphs", 0), int))
-    return counters.get("stats", {}).get("unique_graphs", 0) if is_known else 0
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None or not holds(_GRAPHS, lambda: isinstance(utils.counters["stats"]["unique_graphs"], int)):
+        return 0
+    count: int = utils.counters["stats"]["unique_graphs"]
+    return count
 
 
 class NothingCompiled(WhenImported):
@@ -143,6 +145,7 @@ class MarksAndGuards(WhenImported):
         self._guards = holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)  # before autocast's functions are tapped
 
     def do(self, module: Any) -> None:
+        graphs_compiled()  # so that the ledger has the result before a graph is compiled
         if not (self._guards and holds(_MARKED, lambda: _reads_marks(module))):
             compile_nothing()
 
