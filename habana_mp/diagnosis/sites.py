@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
-from habana_mp.patches.tools import direct_calls
-from habana_mp.patches.torch.watched_calls import passed_over
-from habana_mp.reporting.origins import Origin
+from habana_mp.reporting import origins
 from habana_mp.reporting.records import short_place
 
 
@@ -86,46 +80,19 @@ def _ratio(error: float, size: float) -> float:
 
 
 class Locator:
-    """Finds the line and the module of the running call. For many calls it is much faster than `origins.here`."""
+    """Finds the line of the running call, and the path of its module, which is made once for the same modules."""
 
     def __init__(self) -> None:
-        self._call = direct_calls.code_of_calls()
-        self._skipped = passed_over()
-        self._is_skipped: dict[types.CodeType, bool] = {}
         #: The path for the running modules. The modules are held so that no other object gets the same identity.
-        self._paths: dict[tuple[int, ...], tuple[str, list[Any]]] = {}
+        self._paths: dict[tuple[int, ...], tuple[str, tuple[Any, ...]]] = {}
 
     def here(self) -> tuple[str, str, int]:
         """Returns the path of the innermost module, and the file and line of the call."""
-        frame = inspect.currentframe()
-        place: tuple[str, int] | None = None
-        modules: list[Any] = []
-        while frame is not None:
-            code = frame.f_code
-            if code is self._call:
-                module = frame.f_locals.get("self")
-                if isinstance(module, torch.nn.Module):
-                    modules.append(module)
-            elif place is None and not self._skips(code):
-                place = code.co_filename, frame.f_lineno
-            frame = frame.f_back
-        file, line = place or ("<unknown>", 0)
-        return self._path(modules), file, line
-
-    def _skips(self, code: types.CodeType) -> bool:
-        found = self._is_skipped.get(code)
-        if found is None:
-            found = self._is_skipped[code] = code.co_filename.startswith(self._skipped)
-        return found
-
-    def _path(self, modules: list[Any]) -> str:
-        if not modules:
-            return ""
-        key = tuple(map(id, modules))
-        known = self._paths.get(key)
-        if known is None:
-            known = self._paths[key] = Origin("", 0, tuple(modules)).module, modules
-        return known[0]
+        origin = origins.here()
+        key = tuple(map(id, origin.modules))
+        if key not in self._paths:
+            self._paths[key] = origin.module, origin.modules
+        return self._paths[key][0], origin.file, origin.line
 
 
 class Sites:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import types
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from habana_mp.common.places import frames, is_passed_over
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.torch.module_paths import module_name
-from habana_mp.patches.torch.watched_calls import compiler_files, passed_over
+from habana_mp.patches.torch.watched_calls import compiler_files
 from habana_mp.reporting.records import short_place
 
 
@@ -51,22 +50,18 @@ class Origin:
 
 def here() -> Origin:
     """Returns the origin of the call that runs."""
-    frame: types.FrameType | None = inspect.currentframe()
-    code_of_calls = direct_calls.code_of_calls()
-    skipped = passed_over()
-    compilers = compiler_files()
+    code_of_calls, compilers = direct_calls.code_of_calls(), compiler_files()
     place: tuple[str, int] | None = None
     modules: list[torch.nn.Module] = []
     is_compiled = False
-    while frame is not None:
+    for frame in frames():
         code = frame.f_code
         if code is code_of_calls:
             module = frame.f_locals.get("self")
             if isinstance(module, torch.nn.Module):
                 modules.append(module)
-        elif place is None and not code.co_filename.startswith(skipped):
+        elif place is None and not is_passed_over(code.co_filename):
             place = code.co_filename, frame.f_lineno
-        elif code.co_filename.startswith(compilers):
+        elif not is_compiled and code.co_filename.startswith(compilers):
             is_compiled = True
-        frame = frame.f_back
     return Origin(*(place or ("<unknown>", 0)), tuple(modules), is_compiled)

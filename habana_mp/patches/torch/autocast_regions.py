@@ -14,8 +14,9 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.devices import ACCELERATORS, devices
-from habana_mp.common.errors import line_of_user, warn
+from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.common.places import frames, is_passed_over
 from habana_mp.patches.tools.notes import notes
 
 _WRAPPERS = Assumption(
@@ -132,19 +133,13 @@ _compiled: set[tuple[str, str]] = set()
 def _place_of_region() -> tuple[str, int] | None:
     """Returns the file and line of the user's code. In compiled code these are those of the function, and only once.
     None for later regions of that function, and for regions that Dynamo enters while it compiles."""
-    frame = inspect.currentframe()
     is_compiled = False
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        is_graph = frame.f_code.co_filename.startswith("<eval_with_key>")
-        is_compiled |= is_graph
-        if module.startswith(_COMPILERS) and not is_compiled:
+    for frame in frames():
+        is_compiled |= frame.f_code.co_filename.startswith("<eval_with_key>")
+        if frame.f_globals.get("__name__", "").startswith(_COMPILERS) and not is_compiled:
             return None
-        if not is_graph and module.partition(".")[0] not in ("torch", "habana_mp", "contextlib"):
+        if not is_passed_over(frame.f_code.co_filename):
             break
-        frame = frame.f_back
-    if frame is None:
-        return line_of_user()
     file, name, outer = frame.f_code.co_filename, frame.f_code.co_name, frame.f_back
     if not is_compiled and (outer is None or not outer.f_globals.get("__name__", "").startswith(_COMPILERS)):
         return file, frame.f_lineno

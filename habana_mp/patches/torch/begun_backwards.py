@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from habana_mp.common.errors import line_of_user
+from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.notes import notes
 from habana_mp.patches.tools.patch import Patch, Settings

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.common.places import is_passed_over
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
-from habana_mp.patches.torch.watched_calls import passed_over
 
 _OTHERWISE = "a diagnosis does not compare compiled code with eager code"
 
@@ -87,9 +87,8 @@ def compiled_anew(unrounded: Lines, rounded: Lines | None) -> Iterator[None]:
     eager code does. Inductor rounds the results of the lines ``rounded``, and all results if it is None."""
 
     def read(graph: torch.fx.Graph) -> None:
-        skipped = passed_over()
         for node in filter(_is_not_rounded, graph.nodes):
-            line = _line_of(node, skipped)
+            line = _line_of(node)
             unrounded.add(line)
             if rounded is not None and line in rounded:
                 node.meta[_BARRIER] = True
@@ -121,8 +120,8 @@ def _is_fused(node: torch.fx.Node) -> bool:
     return any(tag.name in ("pointwise", "reduction") for tag in getattr(node.target, "tags", ()))
 
 
-def _line_of(node: torch.fx.Node, skipped: tuple[str, ...]) -> tuple[str, int]:
+def _line_of(node: torch.fx.Node) -> tuple[str, int]:
     """Returns the file and the line of the innermost call in user code."""
     frames: list[tuple[str, str]] = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [one for one in frames if not one[0].startswith(skipped)]
+    own = [one for one in frames if not is_passed_over(one[0])]
     return (own[-1][0], int(own[-1][1])) if own else ("", 0)

@@ -14,8 +14,9 @@ import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from habana_mp import _core
-from habana_mp.common.errors import line_of_user, warn
+from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.direct_calls import code_of_calls
 from habana_mp.patches.tools.patch import Patch, Settings

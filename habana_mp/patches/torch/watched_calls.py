@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import sysconfig
 import timeit
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds, require
-from habana_mp.common.paths import PACKAGE
+from habana_mp.common.places import folder_of_torch, is_passed_over, passed_over
 from habana_mp.ops import observed
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.torch import begun_backwards, module_paths
@@ -81,18 +79,8 @@ def stop() -> None:
 
 
 @cache
-def passed_over() -> tuple[str, ...]:
-    """Returns the prefixes of files whose lines are skipped: those of torch, of this package and of Python."""
-    paths = sysconfig.get_paths()
-    stdlib = [str(one) for one in Path(paths["stdlib"]).glob("*.py")]
-    packages = [f"{paths['stdlib']}/{name}/" for name in ("asyncio", "concurrent", "multiprocessing", "unittest")]
-    generated = ("<frozen ", "<eval_with_key>")
-    return (f"{Path(torch.__file__).parent}/", f"{PACKAGE}/", *generated, *packages, *stdlib)
-
-
 def compiler_files() -> tuple[str, ...]:
-    folder = Path(torch.__file__).parent
-    return tuple(f"{folder}/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "_export"))
+    return tuple(f"{folder_of_torch()}/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "_export"))
 
 
 def _traced_place() -> tuple[str | None, str, int, str | None] | None:
@@ -102,8 +90,7 @@ def _traced_place() -> tuple[str | None, str, int, str | None] | None:
         return None
     context: Any = torch._guards.TracingContext
     stack = [] if context.try_get() is None else context.extract_stack()
-    skipped = passed_over()
-    frame = next((one for one in reversed(stack) if not one.filename.startswith(skipped)), None)
+    frame = next((one for one in reversed(stack) if not is_passed_over(one.filename)), None)
     module = _traced_module()
     return (None, "", 0, module) if frame is None else (frame.filename, frame.name, frame.lineno or 0, module)
 
