@@ -26,8 +26,7 @@ bool remember_converted(PyObject* tensor, PyObject* result);
 // True for a remembered conversion, and for a tensor that shares memory with one.
 bool was_converted(PyObject* tensor) noexcept;
 
-// ---- both
-// -------------------------------------------------------------------------------------------------------------
+// ---- both -----------------------------------------------------------------------------------------------------------
 
 // Drops the weak references to this tensor.
 void forget_known(PyObject* tensor) noexcept;
