@@ -38,9 +38,6 @@ def main() -> None:
         file.write_text(html_page(reports.encoder()), "utf-8")
         with opened(browser, file, viewport=SIZE) as page:
             save("report-page.png", page.screenshot())
-            page.locator(".finding").nth(1).click()
-            page.mouse.move(0, 0)
-            save("report-page-graph.png", page.locator("#graph").screenshot())
         with opened(browser, file, "#module=Encoder.layers.1", viewport=TALLER, color_scheme="dark") as page:
             page.locator("#table tbody tr:not(.gap)").nth(2).click()
             page.evaluate("scrollTo(0, document.querySelector('main').offsetTop - 14)")

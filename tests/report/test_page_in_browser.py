@@ -94,8 +94,6 @@ def test_ten_thousand_rows_open_soon_and_scroll_with_few_of_them_in_the_document
         shown.locator("#table-view").evaluate("view => { view.scrollTop = view.scrollHeight }")
         expect(shown.locator("#row-9999")).to_be_in_viewport()
         assert lines(shown).count() < 60
-        expect(shown.locator("#graph-count")).to_contain_text("the first 200 of 10,000 operations")
-        expect(shown.locator("#graph .node")).to_have_count(200)
 
 
 def test_a_script_with_a_nasty_name_is_shown_by_that_name(browser: Browser, tmp_path: Path) -> None:
@@ -122,7 +120,7 @@ def test_the_head_tells_totals_and_their_shares(page: Page) -> None:
 def test_a_report_without_modules_and_times_has_a_table_by_calls(browser: Browser, tmp_path: Path) -> None:
     report = reports.operations_only()
     with opened(browser, written(tmp_path, report)) as shown:
-        for hidden in ("#modules", "#findings", "#graph"):
+        for hidden in ("#modules", "#findings"):
             expect(shown.locator(hidden)).to_be_hidden()
         assert not set(titles(shown)) & set(PLACED)
         assert "operation" in titles(shown)
@@ -199,11 +197,10 @@ def test_the_filter_of_the_tree_keeps_what_has_the_text_and_what_is_around_it(pa
     expect(treeitem(page, "Encoder.embeddings")).to_be_visible()
 
 
-def test_a_module_restricts_table_and_graph_to_what_is_in_it(page: Page) -> None:
+def test_a_module_restricts_the_table_to_what_is_in_it(page: Page) -> None:
     treeitem(page, LAYER).click()
     shows(page, len(below(LAYER)))
     expect(page.locator("#restrictions")).to_contain_text(LAYER)
-    expect(page.locator("#graph .node")).to_have_count(len(below(LAYER)))
     page.get_by_role("button", name=f"Do not restrict to {LAYER}").click()
     shows(page, len(ROWS))
 
@@ -311,65 +308,7 @@ def test_a_row_is_chosen_by_mouse_and_by_keyboard_and_its_details_are_shown(page
     expect(page.locator("#row-details")).to_be_hidden()
 
 
-# ---- the graph and the findings ------------------------------------------------------------------------------------
-
-
-def test_the_graph_has_casts_on_the_edges_where_results_were_cast(page: Page) -> None:
-    treeitem(page, LAYER).click()
-    inside = {ROWS.index(row) for row in below(LAYER)}
-    edges = [edge for edge in ENCODER["edges"] if {edge["from"], edge["to"]} <= inside]
-    expect(page.locator("#graph .edge")).to_have_count(len(edges))
-    for direction, target in (("down", "bf16"), ("up", "fp32")):
-        wanted = {(e["from"], e["to"]) for e in edges if e["casts"] > 0 and ROWS[e["to"]]["precision"] == target}
-        nodes = page.locator(f"#graph .cast.cast-{direction}")
-        found = nodes.evaluate_all("all => all.map(x => [Number(x.dataset.from), Number(x.dataset.to)])")
-        assert {tuple(pair) for pair in found} == wanted
-        assert wanted
-
-
-def test_nodes_of_the_graph_do_not_overlap_and_results_flow_downwards(page: Page) -> None:
-    treeitem(page, LAYER).click()
-    boxes = page.locator("#graph .node .body").evaluate_all(
-        "all => all.map(x => [Number(x.parentNode.dataset.index), x.getBoundingClientRect()])"
-    )
-    places = dict(boxes)
-    for one, box in places.items():
-        for other, second in places.items():
-            apart = box["right"] <= second["left"] or second["right"] <= box["left"]
-            assert one == other or apart or box["bottom"] <= second["top"] or second["bottom"] <= box["top"]
-    inside = [edge for edge in ENCODER["edges"] if {edge["from"], edge["to"]} <= set(places)]
-    assert all(places[edge["from"]]["bottom"] < places[edge["to"]]["top"] for edge in inside)
-
-
-def test_a_result_that_goes_into_an_earlier_operation_is_drawn_upwards(browser: Browser, tmp_path: Path) -> None:
-    report = reports.encoder(1)
-    first, last = (of(report["rows"], key=lambda row: row["order"]) for of in (min, max))
-    loop = {"from": report["rows"].index(last), "to": report["rows"].index(first), "calls": 4, "casts": 4}
-    report["edges"].append(loop)
-    with opened(browser, written(tmp_path, report)) as shown:
-        ends = f"[data-from='{loop['from']}'][data-to='{loop['to']}']"
-        expect(shown.locator(f"#graph .edge{ends}")).to_have_count(1)
-        expect(shown.locator(f"#graph .cast{ends}")).to_contain_text("4")
-        overhang = shown.evaluate(
-            "Math.max(...[...document.querySelectorAll('.edge, .cast')].map(x => x.getBoundingClientRect().right))"
-            " - document.querySelector('#graph svg').getBoundingClientRect().right"
-        )
-        assert overhang <= 0
-
-
-def test_a_node_shows_its_details_when_pointed_at_and_when_focused(page: Page) -> None:
-    treeitem(page, LAYER).click()
-    nodes = sorted(below(LAYER), key=lambda row: row["order"])
-    details = page.locator("#graph-details")
-    page.locator(f'#graph .node[data-index="{ROWS.index(nodes[3])}"]').hover()
-    expect(details).to_contain_text(nodes[3]["module"])
-    expect(details).to_contain_text(nodes[3]["operation"])
-    page.locator("#graph .node[tabindex='0']").focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    expect(details).to_contain_text(nodes[2]["module"])
-    page.keyboard.press("Enter")
-    expect(page.locator(f"#row-{ROWS.index(nodes[2])}")).to_have_attribute("aria-selected", "true")
+# ---- the findings --------------------------------------------------------------------------------------------------
 
 
 def test_a_finding_chooses_its_rows_and_their_module(page: Page) -> None:
@@ -382,8 +321,6 @@ def test_a_finding_chooses_its_rows_and_their_module(page: Page) -> None:
     assert sorted(found) == sorted(wanted)
     expect(page.locator("#search")).to_have_value("")
     expect(treeitem(page, "Encoder.layers.2.intermediate")).to_have_attribute("aria-selected", "true")
-    highlighted = page.locator("#graph .of-finding").evaluate_all("all => all.map(x => Number(x.dataset.index))")
-    assert sorted(highlighted) == sorted(wanted)
     button.click()
     shows(page, len(ROWS))
 
@@ -431,7 +368,7 @@ def test_on_paper_all_is_open_and_no_control_is_left(page: Page) -> None:
     for control in page.locator("input, select, button.control").all():
         expect(control).to_be_hidden()
     assert page.evaluate(
-        "[...document.querySelectorAll('#tree, #table-view, #findings-list, #graph-view')]"
+        "[...document.querySelectorAll('#tree, #table-view, #findings-list')]"
         ".every(x => getComputedStyle(x).overflowY === 'visible')"
     )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -455,7 +392,7 @@ def test_no_number_is_cut(browser: Browser, tmp_path: Path) -> None:
         assert shown.locator("#tree .cost").evaluate_all(cut) == []
 
 
-def test_on_a_telephone_nothing_scrolls_but_the_page_and_the_drawing_sideways(browser: Browser, encoder: Path) -> None:
+def test_on_a_telephone_nothing_scrolls_but_the_page(browser: Browser, encoder: Path) -> None:
     inner = """() => [...document.querySelectorAll("*")].filter(one => {
         const style = getComputedStyle(one);
         const scrolls = (way, whole, seen) => /auto|scroll/.test(way) && whole > seen + 1;
@@ -467,16 +404,3 @@ def test_on_a_telephone_nothing_scrolls_but_the_page_and_the_drawing_sideways(br
         assert shown.locator("#table th:visible").all_text_contents() == ["operation", "precision", "ms", "calls"]
         lines(shown).first.click()
         expect(shown.locator("#row-details")).to_contain_text("first input")
-
-
-def test_the_graph_opens_where_the_model_begins(browser: Browser, tmp_path: Path) -> None:
-    report = reports.encoder(3)
-    in_model = [row for row in report["rows"] if row["module"] is not None and row["phase"] == "forward"]
-    first = min(in_model, key=lambda row: row["order"])
-    with opened(browser, written(tmp_path, report)) as shown:
-        frame = shown.locator("#graph-view").bounding_box()
-        node = shown.locator(f'#graph-view .node[data-index="{report["rows"].index(first)}"]').bounding_box()
-        assert frame is not None
-        assert node is not None
-        assert frame["y"] <= node["y"] <= frame["y"] + frame["height"]
-        assert frame["x"] <= node["x"] <= frame["x"] + frame["width"]

@@ -28,8 +28,6 @@ _SCRIPTS = (
     "tree.js",
     "details.js",
     "table.js",
-    "layers.js",
-    "graph.js",
     "findings.js",
     "page.js",
 )

@@ -1,18 +1,8 @@
 // Creates elements. Text is inserted as text, never as markup.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 /** Returns an HTML element: `on...` properties are listeners, null and false are left out, others are attributes. */
 function element(tag, properties = {}, ...children) {
-  return filled(document.createElement(tag), properties, children);
-}
-
-/** Returns an SVG element in the same way. */
-function drawn(tag, properties = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), properties, children);
-}
-
-function filled(node, properties, children) {
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== false) node.setAttribute(name, value);

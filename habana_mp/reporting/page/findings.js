@@ -61,3 +61,7 @@ async function copied(text) {
     return done;
   }
 }
+
+function isPingPong(finding) {
+  return finding.kind === "ping-pong";
+}

@@ -10,6 +10,5 @@ showTree(report, store);
 showFindings(report, store);
 showFilters(report, store);
 showTable(report, store);
-showGraph(report, store);
 keepInAddress(store);
 requestAnimationFrame(() => setTimeout(() => performance.mark("report-shown")));
