@@ -34,11 +34,12 @@ def notify_scaled(losses: tuple[Any, ...]) -> None:
 
 
 def _notify(listeners: list[_Listener], values: tuple[Any, ...]) -> None:
-    if listeners:
-        for one in tree_leaves(values):
-            if isinstance(one, torch.Tensor):
-                for listener in tuple(listeners):
-                    listener(one)
+    if not listeners or not values:
+        return
+    for one in (values[0],) if isinstance(values[0], torch.Tensor) else tree_leaves(values[0]):
+        if isinstance(one, torch.Tensor):
+            for listener in tuple(listeners):
+                listener(one)
 
 
 _BACKWARD = assumption_of_functions(
@@ -77,6 +78,8 @@ def _uninstall_if_unused() -> None:
         _backward.uninstall()
 
 
+_LOWER = (torch.bfloat16, torch.float16)
+
 #: The precision of the first lower loss from which a backward began, and the file and line.
 lower_loss: list[tuple[str, str, int]] = []
 
@@ -92,5 +95,5 @@ class LowerLosses(Patch):
 
 
 def _note_if_lower(loss: torch.Tensor) -> None:
-    if notes.are_taken and not lower_loss and loss.dtype in (torch.bfloat16, torch.float16) and loss.numel() == 1:
+    if loss.dtype in _LOWER and not lower_loss and notes.are_taken and loss.numel() == 1:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))
