@@ -496,7 +496,10 @@ def enter_region(owner: Any, number: int) -> bool:
     what the region needs was removed from torch."""
 
 def leave_region(owner: Any) -> None:
-    """Ends the last region that this owner began in this thread."""
+    """Ends the last region that this owner began in this thread. Raises RuntimeError if there is none."""
+
+def leave_if_open(owner: Any) -> None:
+    """The same, and nothing if there is none."""
 
 def casts_are_made_here() -> bool: ...
 def lists_apply_here() -> bool:

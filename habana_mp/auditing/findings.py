@@ -144,7 +144,13 @@ def _lost(state: State, updates: Mapping[str, Updates]) -> str:
     shares = {layer: one.share for layer, one in updates.items() if one.share is not None}
     optimizer = type(state.optimizer).__name__
     errors = ((layer, one.failed) for layer, one in updates.items() if one.failed)
-    failed = next((f"the step of a copy of {optimizer} failed for `{layer}`: {error}" for layer, error in errors), "")
+    failed = next(
+        (
+            f"the step of a copy of {optimizer} failed{f' for `{layer}`' if layer else ''}: {error}"
+            for layer, error in errors
+        ),
+        "",
+    )
     if not shares and failed:
         return f"small updates get lost. It is unknown how many, since {failed}"
     if not shares:

@@ -22,7 +22,7 @@ from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.patches.torch.begun_backwards import lower_loss
 from habana_mp.patches.torch.device_times import device_times
-from habana_mp.patches.torch.dynamo import forget_compiled_graphs, graphs_compiled
+from habana_mp.patches.torch.dynamo import graphs_compiled
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
@@ -312,4 +312,3 @@ def reset() -> None:
     forget_places()
     stepped_weights.forget()
     lower_loss.clear()
-    forget_compiled_graphs()

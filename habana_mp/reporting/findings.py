@@ -129,6 +129,9 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     if not any(row.is_lower for row in rows):
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
     whole, of_time = _size(report, rows)
+    products = _of_products(report, rows)
+    if products and not of_time and _is_compiled(report):  # most calls are those of the compiler
+        return f"{products.rstrip('. ')}{_COMPILED}"
     parts = []
     for precision in sorted({row.precision for row in rows}, key=PRECISIONS.index):
         share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
@@ -141,7 +144,7 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     steps = sum(row.calls for row in report.rows) - sum(row.calls for row in rows)
     left_out = f"; not counted: {_count(steps, 'call')} in optimizers' steps" if steps else ""
     return (
-        f"{_of_products(report, rows)}{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}{left_out})"
+        f"{products}{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}{left_out})"
         f"{_COMPILED if _is_compiled(report) else ''}"
     )
 
@@ -192,6 +195,8 @@ def _is_off(reason: str) -> bool:
 
 
 def _why_nothing_was_called(report: Records) -> str:
+    if _is_compiled(report):
+        return f"No call was counted{_COMPILED}"
     if report.configuration is None:
         return "Nothing ran in lower precision: hmp.convert() was not called in this process, before the model runs"
     if report.configuration.get("opt_level") == "O0":
@@ -276,7 +281,9 @@ def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]
             # Outside of modules, one line may be a whole step of an optimizer.
             is_line = row.place and not row.module
             groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
-    whole, _ = report.size
+    whole, of_time = report.size
+    if not of_time and _is_compiled(report):
+        return
     parts: list[str] = []
     for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
         share = _share_of(_size(report, rows)[0], whole)
@@ -633,7 +640,7 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
 
 #: What a sum may do to a product in lower precision, by what is noticed of its values.
 _SPOILED = {
-    "cancelled": "leaves little of {made}, and that is mostly rounding ({calls}), as in a distance or a divergence",
+    "cancelled": "leaves little of {made}, and much of that is rounding ({calls}), as in a distance or a divergence",
     "lost ridges": "adds to {made} a diagonal that its rounding exceeds, so the sum may have no Cholesky factor "
     "({calls})",
 }
@@ -712,10 +719,10 @@ def _lower_weights(report: Records) -> list[Finding]:
     )
     texts = [f"{optimizer} steps {what}: {advice}" for optimizer, what in found.items()]
     updates = report.environment.get("lower_updates", 0)
-    if updates:
+    if updates > 1 and not report.environment.get("optimizer_steps"):  # one may merge or prune
         texts.append(
-            f"Values in lower precision were written into weights in float32 ({_count(updates, 'call')}): put the step "
-            "of the optimizer under `with hmp.disable_casts():`"
+            f"Values in lower precision were written into weights in float32 ({_count(updates, 'call')}): if that is "
+            "the step of an optimizer of your own, put it under `with hmp.disable_casts():`"
         )
     return [Finding("lower weights", (), _core.printable(text)) for text in texts]
 

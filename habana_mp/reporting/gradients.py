@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
-from habana_mp.reporting.judging import Call, Worst, tensors_in, worst_of
+from habana_mp.reporting.judging import Call, Worst, node_of, tensors_in, worst_of
 from habana_mp.reporting.origins import Origin, here
 
 #: An operation has few nodes in autograd's graph.
@@ -50,8 +50,8 @@ class GradientHooks:
 def _nodes_of(call: Call) -> list[Any]:
     """Returns the new nodes between the results of a call and its arguments."""
     # The node of an argument that was overwritten is gone.
-    ends, most = ({one.grad_fn for one in call.inputs()}, _MOST_NODES) if call.before is None else (set(), 1)
-    waiting: list[Any] = [one.grad_fn for one in tensors_in(call.result)]
+    ends, most = ({node_of(one) for one in call.inputs()}, _MOST_NODES) if call.before is None else (set(), 1)
+    waiting: list[Any] = [node_of(one) for one in tensors_in(call.result)]
     found: list[Any] = []
     while waiting and len(found) < most:
         node = waiting.pop()

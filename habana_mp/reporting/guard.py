@@ -25,7 +25,7 @@ from habana_mp.reporting import guard_texts
 from habana_mp.reporting.device_flags import DeviceFlags
 from habana_mp.reporting.gradients import GradientHooks, SampledGradients
 from habana_mp.reporting.guard_texts import Lowered
-from habana_mp.reporting.judging import Call, Worst, judge, memory_of, tensors_in, worst_of
+from habana_mp.reporting.judging import Call, Worst, judge, memory_of, node_of, tensors_in, worst_of
 from habana_mp.reporting.origins import Origin, here
 from habana_mp.reporting.ranks import own_rank
 
@@ -76,7 +76,7 @@ class _Search:
             self.lowered.pop(place, None)
             if lowered is not None:
                 self.lowered[place] = lowered
-                node: Any = result.grad_fn
+                node = node_of(result)
                 if node is not None:
                     node.metadata[_LOWERED] = lowered
         while len(self.lowered) > _MOST_REMEMBERED:
@@ -93,12 +93,12 @@ class _Search:
         is_early = not self.is_whole or self.received is not None
         if is_outside or is_early or call.before is not None or _core.computes_gradient():
             return False
-        return bool(bad) and all(one.grad_fn is None for one in bad)
+        return bool(bad) and all(node_of(one) is None for one in bad)
 
 
 def _before_conversion(tensor: torch.Tensor) -> Lowered | None:
     """Returns the lowered operation behind `.float()`, which the guard does not see, if autograd tracks it."""
-    node: Any = tensor.grad_fn
+    node = node_of(tensor)
     before = node.next_functions[0][0] if node is not None and node.name() == "ToCopyBackward0" else None
     return None if before is None else before.metadata.get(_LOWERED)
 

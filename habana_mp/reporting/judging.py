@@ -52,6 +52,15 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
     return (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
 
 
+def node_of(tensor: torch.Tensor) -> Any:
+    """Returns the node of autograd's graph that made a tensor, or None. Of a view that was made without gradients and
+    then written to, torch refuses to tell."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def memory_of(tensor: torch.Tensor) -> int:
     """Returns the address of a tensor's memory, or of the tensor itself if it has none."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import sys
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from habana_mp import _core
 from habana_mp.common.errors import warn
 from habana_mp.patches.tools.compiled_functions import forget_that_it_was_compiled
 
@@ -31,6 +33,14 @@ def wraps_uncompiled(function: Any) -> Callable[[_F], _F]:
     return decorate
 
 
+_DROPS_VALUE = dis.opmap["POP_TOP"]
+
+
+def _is_statement(frame: types.FrameType) -> bool:
+    """True if the frame drops the value of a statement."""
+    return frame.f_code.co_code[frame.f_lasti] == _DROPS_VALUE
+
+
 class Scope(ABC):
     """It can be nested, entered again, and shared by threads. Its exit restores the state before its entry.
 
@@ -43,7 +53,11 @@ class Scope(ABC):
     _is_used = False
 
     def __del__(self) -> None:
-        if not self._is_used and not sys.is_finalizing():
+        if sys.is_finalizing():
+            return
+        if self._is_used:
+            _core.leave_if_open(self)  # Ctrl-C may have come between the block and its begin or end
+        elif _is_statement(sys._getframe(1)):
             warn(self._advice)
 
     def __repr__(self) -> str:

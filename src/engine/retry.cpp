@@ -43,9 +43,7 @@ Owned make_try(Try step, const Call& call, rules::Failure& failure) {
 }
 
 // True if the exception says that a dtype was refused, by torch or by a cast.
-bool is_refusal(const rules::Failure& failure) {
-  return !failure.casts_were_made || host::error_is_about_a_dtype();
-}
+bool is_refusal(const rules::Failure& failure) { return !failure.casts_were_made || host::error_is_about_a_dtype(); }
 
 }  // namespace
 

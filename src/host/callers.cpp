@@ -1,5 +1,7 @@
 #include "host/callers.hpp"
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "errors.hpp"
@@ -76,7 +78,8 @@ bool error_is_about_a_dtype() {
   const Owned message = held.text();
   clear_error();
   const std::string_view text = message ? text_of(message.get()) : std::string_view();
-  return text.find("type") != text.npos || text.find("implemented for") != text.npos;
+  constexpr std::array words{"type", "Type", "implemented for"};
+  return std::any_of(words.begin(), words.end(), [text](const char* word) { return text.find(word) != text.npos; });
 }
 
 PyObject* pair_of(PyObject* codes, PyObject* code) {

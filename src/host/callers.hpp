@@ -32,8 +32,8 @@ bool jit_trace_was_recording();
 // means that there is no kernel.
 bool raised_by_user_code();
 
-// True if the current exception is about a dtype, as torch's errors word it: "must have the same dtype", "expected scalar
-// type", "not implemented for 'BFloat16'".
+// True if the current exception is about a dtype, as torch's errors word it: "must have the same dtype", "expected
+// scalar type", "unsupported ScalarType", "not implemented for 'BFloat16'".
 bool error_is_about_a_dtype();
 
 // Returns a list of pairs, one for each __init__ that constructs an object of this class: its code, and the function

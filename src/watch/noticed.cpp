@@ -119,35 +119,39 @@ bool has_sizes_of(PyObject* tensor, PyObject* other) noexcept {
   return std::equal(view.shape, view.shape + view.ndim, beside.shape, beside.shape + beside.ndim);
 }
 
-// True if little is left of most values of a term, or of some while all other values of the sum have one sign: it is a
-// distance, not a sum in which values cancel by chance.
+// True if much of most values of a sum may be the rounding of a term; or if little is left of some, and all others have
+// one sign: it is a distance, not a sum in which values cancel by chance.
 bool cancels(PyObject* term, PyObject* sum) noexcept {
   constexpr std::int64_t most_samples = 4096;
   constexpr float little = 1.0F / 64;
-  constexpr std::int64_t fewest = 64;  // values, of which one cancelled
+  constexpr float very_little = 1.0F / 128;  // a quarter of it, or more, may be the rounding of a term in bfloat16
+  constexpr std::int64_t fewest = 64;        // values, of which one cancelled
   Readable before;
   Readable after;
   if (!has_sizes_of(term, sum) || !before.open(term) || !after.open(sum)) return false;
   const std::int64_t count = host::count_in(after.view);
   const std::int64_t step = std::max<std::int64_t>(1, count / most_samples);
   std::int64_t cancelled = 0;
+  std::int64_t mostly_rounding = 0;
   std::int64_t positive = 0;
   std::int64_t negative = 0;
   for (std::int64_t position = 0; position < count; position += step) {
     const float value = after.at(position);
     if (value == 0) continue;  // exactly the same number was subtracted, as in `scores - scores.max()`
-    if (std::fabs(value) < little * std::fabs(before.at(position))) {
+    const float size = std::fabs(before.at(position));
+    if (std::fabs(value) < little * size) {
       ++cancelled;
+      if (std::fabs(value) < very_little * size) ++mostly_rounding;
     } else {
       ++(value > 0 ? positive : negative);
     }
   }
   const std::int64_t examined = (count + step - 1) / step;
   if (examined < fewest || cancelled * fewest < examined) return false;
-  return cancelled >= positive + negative || (positive == 0) != (negative == 0);
+  return 2 * mostly_rounding > cancelled + positive + negative || (positive == 0) != (negative == 0);
 }
 
-// True if the other term is a diagonal that the rounding of this one, a matrix in lower precision, exceeds.
+// True if the other term is a diagonal that the rounding of this one, a symmetric matrix in lower precision, exceeds.
 bool is_lost_ridge(PyObject* term, PyObject* other) noexcept {
   Readable matrix;
   Readable ridge;
@@ -163,7 +167,9 @@ bool is_lost_ridge(PyObject* term, PyObject* other) noexcept {
   for (std::int64_t i = 0; i < size; ++i) {  // of the first matrix of several
     const std::int64_t position = i * size + i;
     const float value = ridge.at(position);
-    if (value == 0 || ridge.at(i * size + (i + 1) % size) != 0) return false;
+    const std::int64_t next = (i + 1) % size;
+    if (value == 0 || ridge.at(i * size + next) != 0) return false;
+    if (matrix.at(i * size + next) != matrix.at(next * size + i)) return false;
     if (digits * std::fabs(value) < std::fabs(matrix.at(position))) ++lost;
   }
   return 2 * lost >= size;

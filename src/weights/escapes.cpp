@@ -6,6 +6,7 @@
 
 #include "atomic_store.hpp"
 #include "errors.hpp"
+#include "host/callers.hpp"
 #include "host/inside.hpp"
 #include "host/taps.hpp"
 #include "host/tensors.hpp"
@@ -54,8 +55,8 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   }
   if (!lists_apply_here()) {
     PyObject* result = numpy.call(self, arguments, keywords);
-    if (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
-      PyErr_SetString(PyExc_TypeError, "NumPy has no bfloat16: write `.float().numpy()`");
+    if (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0 && host::error_is_about_a_dtype()) {
+      PyErr_SetString(PyExc_TypeError, "NumPy has no bfloat16: write `.float()` before `.numpy()`");
     }
     return result;
   }

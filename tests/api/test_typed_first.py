@@ -91,6 +91,23 @@ def test_a_block_that_is_not_entered_says_what_to_write(call: Any, recwarn: pyte
     assert not recwarn
 
 
+def test_a_block_that_is_never_entered_is_no_statement(recwarn: pytest.WarningsRecorder) -> None:
+    blocks = {"exact": hmp.disable_casts(), "lower": hmp.autocast("cpu")}
+    with blocks["lower"]:
+        pass
+    del blocks
+    assert not recwarn
+
+
+def test_a_block_whose_begin_was_interrupted_ends_with_its_owner() -> None:
+    hmp.convert()
+    block: Any = hmp.disable_casts()
+    block.__enter__()  # Ctrl-C comes here, so nothing leaves it
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
+    del block
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+
+
 # ---- slips in arguments ---------------------------------------------------------------------------------------------
 
 
@@ -119,7 +136,7 @@ def numpy_of_lowered() -> Any:
         (lambda: hmp.autocast(own_swish), 'or a function: `@hmp.autocast("cpu")`'),
         (lambda: hmp.report("lines"), 'write `hmp.convert(report="lines")` before the calls'),
         (lambda: hmp.convert()(torch.ones(2)), "returns no model: it changes torch itself"),
-        (lambda: numpy_of_lowered(), "NumPy has no bfloat16: write `.float().numpy()`"),
+        (lambda: numpy_of_lowered(), "NumPy has no bfloat16: write `.float()` before `.numpy()`"),
         (lambda: hmp.diagnose(torch.nn.Linear(2, 2)), "`hmp.diagnose(lambda: criterion(model(inputs), targets))`"),
     ],
 )

@@ -187,6 +187,15 @@ def test_the_backward_of_a_custom_function_is_named() -> None:
     assert "in the backward" in text
 
 
+def test_a_view_that_torch_asks_no_gradient_of_is_written_to() -> None:
+    hmp.convert(guard=1.0)
+    weight = nn.Embedding(10, 4, padding_idx=0).weight
+    with torch.no_grad():
+        for row in weight.unbind(0)[1:3]:
+            row.fill_(2.0)
+    assert weight.sum(1)[:3].tolist() == [0.0, 8.0, 8.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_a_complex_input_that_is_not_finite_is_no_fault_of_what_reads_it(dtype: torch.dtype) -> None:
     hmp.convert(guard=1.0)

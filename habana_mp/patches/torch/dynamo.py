@@ -60,20 +60,8 @@ _GRAPHS = Assumption(
 )
 
 
-class _Compiled:
-    before = 0
-
-
 def graphs_compiled() -> int:
-    """Returns the number of graphs that Dynamo compiled since :func:`forget_compiled_graphs`."""
-    return max(0, _all_graphs() - _Compiled.before)
-
-
-def forget_compiled_graphs() -> None:
-    _Compiled.before = _all_graphs()
-
-
-def _all_graphs() -> int:
+    """Returns the number of graphs that Dynamo has compiled in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None or not holds(_GRAPHS, lambda: isinstance(utils.counters["stats"]["unique_graphs"], int)):
         return 0

@@ -126,6 +126,7 @@ void register_regions(py::module_& module) {
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
   module.def("enter_region", &enter_region);
   module.def("leave_region", &leave_region);
+  module.def("leave_if_open", [](const py::object& owner) { engine::leave_region(owner.ptr()); });
   module.def("current_region", [] {
     const engine::RuleSet* set = engine::base_of(thread_state.region);
     return set == nullptr || engine::is_of_modules(set) ? 0 : static_cast<int>(set->number);
