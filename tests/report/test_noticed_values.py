@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from habana_mp import Finding, Report, Row, _core, hmp
+from habana_mp import Report, Row, _core, hmp
+from habana_mp.reporting.findings import Finding
 from helpers.lists import Converter
 from helpers.watching import marked_line
 
