@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from habana_mp import ops
+from habana_mp.policy.names import operations_of
 from habana_mp.policy.options import Options
 from habana_mp.policy.presets import presets, shipped_names
 from habana_mp.policy.rules import Ruling, ruling_without_list
@@ -82,8 +83,24 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     return rule, why if row.castable is None else f"{why}; {row.castable.why}"
 
 
+def _lists_of(preset: str) -> dict[str, str]:
+    """Returns the list of each operation that a preset names, with the precision that it gives."""
+    found = presets()[preset]
+    given = {}
+    for part, words in ((found.lower, "bf16"), (found.fp32, "fp32"), (found.widest, "widest")):
+        for listed in part:
+            resolved = operations_of(listed)
+            for operation in () if resolved is None else resolved.exact + resolved.family:
+                row = ops.row_of(operation)
+                judged = ", where it makes a product" if row.makes_product is not None else ""
+                judged = judged or (", its products" if row.products_inside else "")
+                given[operation] = words + (judged if listed.products_only else "")
+    return given
+
+
 def operations_table() -> str:
     """Every operation that has a rule of its own or stands in a shipped list."""
+    lists = [_lists_of("hmp-default"), _lists_of("recommended")]
     named = {*ops.names_with_rules(), *(name for name, row in ops.rows().items() if row.castable is not None)}
     for name in shipped_names():
         resolved = ops.resolve(name)
@@ -93,10 +110,15 @@ def operations_table() -> str:
         places = _places(operation)
         if places:
             rule, why = _rule_and_why(operation, ruling_without_list(operation))
-            rows.append((f"`{operation}`", places, rule, _arguments(operation), why))
+            listed = (one.get(operation, "") for one in lists)
+            rows.append((f"`{operation}`", *listed, rule, _arguments(operation), why, places))
     head = f"{len(rows)} operations, as torch {torch.__version__.partition('+')[0]} has them.\n\n"
     return head + _table(
-        ("operation", "where reached", "rule when not listed", "arguments that may be cast", "why"), rows
+        (
+            *("operation", "default lists", "recommended lists", "rule when not listed"),
+            *("arguments that may be cast", "why", "where reached"),
+        ),
+        rows,
     )
 
 
