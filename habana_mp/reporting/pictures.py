@@ -64,24 +64,50 @@ def _shown(report: Records) -> tuple[Sequence[Row], int]:
     return rows, len(report.rows) - len(rows)
 
 
-def table(report: Records) -> list[str]:
-    """Returns the lines of the table."""
+#: The columns that a narrow terminal shortens, the first one first, and the least width of each.
+_SHORTENED = {"why": 16, "operation": 18, "module": 12, "place": 12}
+#: The columns that a terminal of fewer letters than `_WIDE` leaves out.
+_LEFT_OUT, _WIDE = ("MB cast", "ms of casts"), 120
+
+#: The codes of a terminal's colours, by precision.
+_CODES = {"bf16": "34", "fp16": "34", "fp32": "33", "unchanged": "2"}
+
+
+def table(report: Records, most: int | None = None, *, coloured: bool = False) -> list[str]:
+    """Returns the lines of the table, with at most this many letters if that is possible."""
     columns, word_columns = _columns(report)
+    if most is not None and most < _WIDE:
+        columns = tuple(column for column in columns if column not in _LEFT_OUT)
     rows, left_out = _shown(report)
     table_rows = [_cells(row, columns) for row in rows]
     total = _total(report, columns)
     widths = [max(map(len, column)) for column in zip(columns, *table_rows, total, strict=True)]
+    for column, least in _SHORTENED.items() if most is not None else ():
+        if column in columns:
+            number, excess = columns.index(column), sum(widths) + 2 * len(widths) - 2 - (most or 0)
+            widths[number] -= max(0, min(excess, widths[number] - least))
 
-    def line(cells: Sequence[str]) -> str:
+    def line(cells: Sequence[str], precision: str = "") -> str:
         padded = [
-            cell.ljust(width) if number < word_columns else cell.rjust(width)
+            _shortened(cell, width).ljust(width) if number < word_columns else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
+        if coloured and precision in _CODES:
+            padded[1] = f"\x1b[{_CODES[precision]}m{padded[1]}\x1b[0m"
         return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
     more = [f"... and {left_out} more rows: to_html() and to_json() have all"] if left_out else []
-    return [line(columns), rule, *map(line, table_rows), *more, rule, line(total)]
+    lines = [line(cells, row.precision) for cells, row in zip(table_rows, rows, strict=True)]
+    return [line(columns), rule, *lines, *more, rule, line(total)]
+
+
+def _shortened(text: str, width: int) -> str:
+    """Returns a text of this length, without its middle if it is longer. Paths differ at their ends."""
+    if len(text) <= width:
+        return text
+    begin = (width - 1) // 6
+    return f"{text[:begin]}…{text[len(text) - (width - 1 - begin) :]}"
 
 
 def html(report: Records, words: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -190,8 +191,14 @@ class Report(Records):
         return pandas.DataFrame(self.as_dicts())
 
     def __str__(self) -> str:
-        table = pictures.table(self) if self.rows else []
-        lines = [*self.words, *([""] if self.words and table else []), *table]
+        return self._text()
+
+    def _text(self, columns: int | None = None, *, coloured: bool = False) -> str:
+        """Returns the report as text, for a terminal of this width."""
+        table = pictures.table(self, columns, coloured=coloured) if self.rows else []
+        found = {finding.text for finding in self.findings} if coloured else set()
+        words = [f"\x1b[35m{line}\x1b[0m" if line in found else line for line in self.words]
+        lines = [*words, *([""] if words and table else []), *table]
         if self.weights != CachedWeights():
             lines.append(str(self.weights))
         if self.results[0]:
@@ -221,7 +228,10 @@ class Report(Records):
         if ipython is not None and type(shell).__name__ == "ZMQInteractiveShell":
             ipython.display.display({"text/html": self._repr_html_(), "text/plain": str(self)}, raw=True)
         else:
-            print(self, file=file)
+            stream = sys.stdout if file is None else file
+            is_terminal = hasattr(stream, "isatty") and stream.isatty()
+            columns = shutil.get_terminal_size().columns if is_terminal else None
+            print(self._text(columns, coloured=is_terminal and not os.environ.get("NO_COLOR")), file=stream)
         vars(self)["_shown_in"] = getattr(shell, "execution_count", None)
 
 

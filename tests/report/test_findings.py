@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -116,6 +117,34 @@ def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
     )
     cheap = row("matmul", "bf16", casts=1, bytes=50, cast_seconds=0.001)
     assert report(LOWER, cheap).words[1] == "Casts took less than 1 % of the time (1 cast)"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_table_of_its_width_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [f"Encoder.layers.{number}.attention.output.dense" for number in range(3)]
+    rows = [row("linear", "bf16", rule="/some/folder/of/lists/bf16.txt:3", module=path) for path in paths]
+    made = report(*rows, row("scaled_dot_product_attention", "fp32", module="Encoder.layers.0.attention"))
+
+    def shown(columns: int, file: io.StringIO) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        made.show(file)
+        return file.getvalue()
+
+    assert max(map(len, str(made).splitlines())) > 120
+    coloured = shown(100, Terminal())
+    plain = re.sub(r"\x1b\[\d+m", "", coloured)
+    table = plain.splitlines()[len(made.words) + 1 :]
+    assert max(map(len, table)) <= 100
+    assert len({line for line in table if line.startswith("linear")}) == 3  # what differs is not cut
+    assert "\x1b[34mbf16" in coloured
+    assert "\x1b[33mfp32" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(100, Terminal()) == plain
+    assert shown(100, io.StringIO()) == f"{made}\n"
 
 
 # ---- each kind ------------------------------------------------------------------------------------------------------
