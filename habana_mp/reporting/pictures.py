@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -89,8 +90,8 @@ def table(report: Records, most: int | None = None, *, coloured: bool = False) -
 
     def line(cells: Sequence[str], precision: str = "") -> str:
         padded = [
-            _shortened(cell, width).ljust(width) if number < word_columns else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            _shortened(cell, width, column).ljust(width) if number < word_columns else cell.rjust(width)
+            for number, (cell, width, column) in enumerate(zip(cells, widths, columns, strict=True))
         ]
         if coloured and precision in _CODES:
             padded[1] = f"\x1b[{_CODES[precision]}m{padded[1]}\x1b[0m"
@@ -102,8 +103,15 @@ def table(report: Records, most: int | None = None, *, coloured: bool = False) -
     return [line(columns), rule, *lines, *more, rule, line(total)]
 
 
-def _shortened(text: str, width: int) -> str:
-    """Returns a text of this length, without its middle if it is longer. Paths differ at their ends."""
+def _shortened(text: str, width: int, column: str) -> str:
+    """Returns a text of at most this length. Of a path the first parts become letters, but for numbers, until it fits;
+    else the middle is left out."""
+    if column in ("module", "place"):
+        parts = re.split(r"([./])", text)
+        for number in range(0, len(parts) - 1, 2):
+            if len("".join(parts)) > width and not parts[number].isdigit():
+                parts[number] = parts[number][:1]
+        text = "".join(parts)
     if len(text) <= width:
         return text
     begin = (width - 1) // 6
