@@ -117,6 +117,11 @@ def __dir__() -> list[str]:
 def convert(options: Options) -> None:
     """Makes torch run the safe operations in lower precision and the delicate ones in float32, from now on.
 
+    ::
+
+        hmp.convert(preset="recommended")                  # once, near the top of the script
+        hmp.convert(bf16_file_path="bf16.txt", fp32_file_path="fp32.txt", report="lines")
+
     Another call replaces the first configuration. If an argument is wrong, the call raises before it changes torch.
 
     Args:
@@ -197,6 +202,13 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
 def restore() -> None:
     """Undoes :func:`convert`: torch is exactly as before, and the log is closed. Without a ``convert`` it does nothing.
 
+    ::
+
+        hmp.convert()
+        model(batch)      # with casts
+        hmp.restore()
+        model(batch)      # as if this package were not there
+
     The patches of regions are removed too. A region that is open then casts nothing until torch is patched again, and
     it ends normally.
     """
@@ -227,6 +239,11 @@ def exact_packages() -> tuple[str, ...]:
 
 def report(file: TextIO | None = None, *, show: bool = True, ranks: bool = False) -> Report:
     """Prints what ran in which precision so far, where and why, and returns the same as data.
+
+    ::
+
+        hmp.report()                                       # prints
+        hmp.report(show=False).to_html("report.html")      # a page for a browser
 
     The finest detail that ``convert(report=...)`` or :func:`watch` requested decides how exact the places are.
 

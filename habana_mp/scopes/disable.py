@@ -32,6 +32,11 @@ class CastsOff(casts_off.CastsOff, Scope):
 class DisableCasts(CastsOff):
     """Casts off in this thread: ``with hmp.disable_casts():`` around a block, ``@hmp.disable_casts()`` on a function.
 
+    ::
+
+        with hmp.disable_casts():
+            optimizer.step()
+
     The parentheses are optional, except for a block in code that torch.compile compiles as one graph
     (``fullgraph=True``). It can be nested and reused, an exception restores the state, and other threads are not
     affected. Tensors that are already in lower precision stay so: NumPy, which has no bfloat16, reads one by

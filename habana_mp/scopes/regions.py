@@ -98,6 +98,12 @@ def autocast(
 ) -> Region:
     """Runs a block of code, or a function, under lists of its own. It is used like :class:`torch.autocast`.
 
+    ::
+
+        with hmp.autocast("cpu"):
+            loss = criterion(model(inputs), targets)
+        loss.backward()
+
     ``with hmp.autocast("cpu"):`` goes around a forward pass and its loss. ``@hmp.autocast("cpu")`` decorates a
     function, a generator or a coroutine function. It needs no :func:`convert`. If one is in force, the region's lists
     replace its lists. Regions nest in any order, the innermost one applies, and each thread has its own.
