@@ -72,6 +72,9 @@ _OF_WEIGHTS = ("hits", "refreshes", "refreshed_bytes", "refused", "products")
 
 _Counters = Counter[tuple[str, ...]]
 
+#: The graphs that Dynamo had compiled when the counts were reset.
+_graphs_before = [0]
+
 #: What the core counted in blocks that the report leaves out, and the counters when the present block began.
 _left_out: _Counters = Counter()
 _at_begin: _Counters = Counter()
@@ -282,7 +285,8 @@ def _environment() -> dict[str, Any]:
         "lower_state": stepped_weights.found(),
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
-        "compiled_graphs": graphs_compiled(),
+        "compiled_graphs": graphs_compiled() - _graphs_before[0],
+        "compiled_before": _graphs_before[0],
         "optimizer_steps": stepped_weights.steps(),
     }
 
@@ -312,3 +316,4 @@ def reset() -> None:
     forget_places()
     stepped_weights.forget()
     lower_loss.clear()
+    _graphs_before[0] = graphs_compiled()

@@ -195,7 +195,7 @@ def _is_off(reason: str) -> bool:
 
 
 def _why_nothing_was_called(report: Records) -> str:
-    if _is_compiled(report):
+    if _is_compiled(report) or report.environment.get("compiled_before"):
         return f"No call was counted{_COMPILED}"
     if report.configuration is None:
         return "Nothing ran in lower precision: hmp.convert() was not called in this process, before the model runs"

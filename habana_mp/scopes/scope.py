@@ -36,9 +36,10 @@ def wraps_uncompiled(function: Any) -> Callable[[_F], _F]:
 _DROPS_VALUE = dis.opmap["POP_TOP"]
 
 
-def _is_statement(frame: types.FrameType) -> bool:
-    """True if the frame drops the value of a statement."""
-    return frame.f_code.co_code[frame.f_lasti] == _DROPS_VALUE
+def _drops_a_value(frame: types.FrameType | None) -> bool:
+    """True if the code around this frame drops the value of a statement."""
+    caller = None if frame is None else frame.f_back
+    return caller is not None and caller.f_code.co_code[caller.f_lasti] == _DROPS_VALUE
 
 
 class Scope(ABC):
@@ -57,7 +58,7 @@ class Scope(ABC):
             return
         if self._is_used:
             _core.leave_if_open(self)  # Ctrl-C may have come between the block and its begin or end
-        elif _is_statement(sys._getframe(1)):
+        elif _drops_a_value(inspect.currentframe()):
             warn(self._advice)
 
     def __repr__(self) -> str:
