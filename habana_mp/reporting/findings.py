@@ -149,7 +149,7 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     )
 
 
-#: What the number of calls means where torch.compile is at work.
+#: The end of the first line where torch.compile is at work.
 _COMPILED = ". Compiled code is counted while it is traced, not when it runs"
 
 

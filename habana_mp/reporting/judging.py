@@ -53,8 +53,8 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """Returns the node of autograd's graph that made a tensor, or None. Of a view that was made without gradients and
-    then written to, torch refuses to tell."""
+    """Returns the node of autograd's graph that made a tensor, or None. torch refuses to tell that of a view which was
+    made without gradients and then written to."""
     try:
         return tensor.grad_fn
     except RuntimeError:

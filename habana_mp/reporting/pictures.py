@@ -104,8 +104,8 @@ def table(report: Records, most: int | None = None, *, coloured: bool = False) -
 
 
 def _shortened(text: str, width: int, column: str) -> str:
-    """Returns a text of at most this length. Of a path the first parts become letters, but for numbers, until it fits;
-    else the middle is left out."""
+    """Returns a text of at most this length. In a path the first parts become letters, but not numbers, until it fits.
+    If that is not enough, or it is no path, the middle is left out."""
     if column in ("module", "place"):
         parts = re.split(r"([./])", text)
         for number in range(0, len(parts) - 1, 2):
