@@ -143,14 +143,9 @@ def _lost(state: State, updates: Mapping[str, Updates]) -> str:
     """Returns the words about the share of updates that the next step rounds to zero."""
     shares = {layer: one.share for layer, one in updates.items() if one.share is not None}
     optimizer = type(state.optimizer).__name__
-    errors = ((layer, one.failed) for layer, one in updates.items() if one.failed)
-    failed = next(
-        (
-            f"the step of a copy of {optimizer} failed{f' for `{layer}`' if layer else ''}: {error}"
-            for layer, error in errors
-        ),
-        "",
-    )
+    layer, error = next(((layer, one.failed) for layer, one in updates.items() if one.failed), ("", ""))
+    of_layer = f" for `{layer}`" if layer else ""
+    failed = f"the step of a copy of {optimizer} failed{of_layer}: {error}" if error else ""
     if not shares and failed:
         return f"small updates get lost. It is unknown how many, since {failed}"
     if not shares:

@@ -196,8 +196,8 @@ class Report(Records):
     def _text(self, columns: int | None = None, *, coloured: bool = False) -> str:
         """Returns the report as text, for a terminal of this width."""
         table = pictures.table(self, columns, coloured=coloured) if self.rows else []
-        found = {finding.text for finding in self.findings} if coloured else set()
-        words = [f"\x1b[35m{line}\x1b[0m" if line in found else line for line in self.words]
+        found = tuple(finding.text for finding in self.findings) if coloured else ()
+        words = [f"\x1b[35m{line}\x1b[0m" if line.startswith(found) else line for line in self.words]
         lines = [*words, *([""] if words and table else []), *table]
         if self.weights != CachedWeights():
             lines.append(str(self.weights))

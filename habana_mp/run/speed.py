@@ -24,7 +24,7 @@ class Case(NamedTuple):
     has_weights: bool = True
 
 
-def linear(size: int, rows: int, *, trains: bool = False) -> Case:
+def _linear(size: int, rows: int, *, trains: bool = False) -> Case:
     return Case(f"linear {size}x{size}, batch {rows}", F.linear, ((rows, size), (size, size)), trains)
 
 
@@ -34,26 +34,27 @@ def _convolution(*, trains: bool = False) -> Case:
 
 
 CASES = (
-    linear(64, 1),
-    linear(256, 1),
-    linear(1024, 1),
-    linear(1024, 64),
-    linear(1024, 1024),
+    _linear(64, 1),
+    _linear(256, 1),
+    _linear(1024, 1),
+    _linear(1024, 64),
+    _linear(1024, 1024),
     _convolution(),
     Case("attention, 8 heads, 256 x 64", F.scaled_dot_product_attention, ((1, 8, 256, 64),) * 3, has_weights=False),
-    linear(1024, 512, trains=True),
+    _linear(1024, 512, trains=True),
     _convolution(trains=True),
 )
 
 
-def ratios(
-    device: str, case: Case, *, dtype: torch.dtype = torch.bfloat16, rounds: int = 10, repeat: int | None = None
-) -> tuple[float, float | None]:
-    """Returns an operation's time in the lower precision over its time in float32, with all tensors in each precision:
-    the best of interleaved rounds. And the ratio with weights in float32 under ``convert``, or None if not
-    converted."""
+#: Interleaved rounds of each measurement; the first one warms up.
+_ROUNDS = 10
+
+
+def ratios(device: str, case: Case) -> tuple[float, float | None]:
+    """Returns an operation's time in bfloat16 over its time in float32, with all tensors in each precision: the best of
+    interleaved rounds. And the ratio with weights in float32 under ``convert``, or None if not converted."""
     values = [torch.randn(one, device=device) for one in case.sizes]
-    lower = [one.to(dtype) for one in values]
+    lower = [one.bfloat16() for one in values]
     mixed = [lower[0], *map(torch.nn.Parameter, values[1:])] if case.has_weights else lower
     for one in (*values, *lower, *mixed):
         one.requires_grad_(case.trains)
@@ -65,9 +66,9 @@ def ratios(
 
     calls = {"fp32": values, "lower": lower} | ({"by hmp": mixed} if hmp.is_converted() else {})
     times: dict[str, list[float]] = {name: [] for name in calls}
-    repeat = max(2, (1 << 20) // sum(one.numel() for one in values)) if repeat is None else repeat
+    repeat = max(2, (1 << 20) // sum(one.numel() for one in values))
     with torch.set_grad_enabled(case.trains):
-        for round_number in range(rounds):
+        for round_number in range(_ROUNDS):
             for name, tensors in calls.items():
                 with nullcontext() if name == "by hmp" else hmp.disable_casts():
                     begin = time.perf_counter()
@@ -75,7 +76,7 @@ def ratios(
                         run(tensors)
                     if device != "cpu":
                         getattr(torch, device).synchronize()
-                    if round_number:  # the first round warms up
+                    if round_number:
                         times[name].append(time.perf_counter() - begin)
     best = {name: min(seconds) for name, seconds in times.items()}
     return best["lower"] / best["fp32"], best["by hmp"] / best["fp32"] if "by hmp" in best else None

@@ -95,7 +95,7 @@ def test_the_diagnosis_of_all_ranks_names_an_operation_once_with_its_ranks() -> 
         with model.no_sync():
             result = model(torch.linspace(0, largest, 1000))
             loss = nn.functional.mse_loss(result.float(), target)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's has no types
         return loss
 
     for largest, on in ((1000.0, (0, 1)), (1000.0 * dist.get_rank(), (1,))):
@@ -126,7 +126,7 @@ def test_a_replay_does_not_communicate(is_under_no_sync: bool) -> None:
         nonlocal runs
         runs += 1
         loss = nn.functional.mse_loss(model(torch.linspace(0, largest, 1000)).float(), target)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's has no types
         return loss
 
     def step() -> torch.Tensor:

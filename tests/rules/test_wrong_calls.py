@@ -62,7 +62,7 @@ WRONG_OF_LOWERED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_a_refusal_of_a_dtype_hides_no_other_error(name: str) -> None:
     call, expected = WRONG_OF_LOWERED[name]
     hmp.convert()
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:  # noqa: PT011  of any class: the words count
         call()
     assert any(words in str(caught.value) for words in expected.split("|"))
 

@@ -24,19 +24,19 @@ _of_scaled: list[_Listener] = []
 
 def notify_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of the function that begins a backward."""
-    _notify(_listeners, arguments[:1])
+    _notify(_listeners, *arguments[:1])
     return originals[name](*arguments, **keywords)
 
 
 def notify_scaled(losses: tuple[Any, ...]) -> None:
     """A gradient scaler is about to scale these losses."""
-    _notify(_of_scaled, losses)
+    _notify(_of_scaled, *losses[:1])
 
 
-def _notify(listeners: list[_Listener], values: tuple[Any, ...]) -> None:
-    if not listeners or not values:
+def _notify(listeners: list[_Listener], losses: Any = ()) -> None:
+    if not listeners:
         return
-    for one in (values[0],) if isinstance(values[0], torch.Tensor) else tree_leaves(values[0]):
+    for one in (losses,) if isinstance(losses, torch.Tensor) else tree_leaves(losses):
         if isinstance(one, torch.Tensor):
             for listener in tuple(listeners):
                 listener(one)
