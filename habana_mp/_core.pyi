@@ -221,12 +221,20 @@ def computes_gradient() -> bool:
 def call_unguarded(function: Callable[[], Any], /) -> Any:
     """Returns ``function()``, whose calls are not checked."""
 
-def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /) -> None:
+def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /) -> Any:
     """From now on calls this function for each call, with what was called, the operation and the arguments; its result
-    is that of the call. Calls that it makes itself are made without it. None ends it."""
+    is that of the call. Calls that it makes itself are made without it. None ends it. Returns the former observer."""
 
 def make_observed_call() -> Any:
     """Makes the call for which the observer runs, as without an observer."""
+
+def call_unobserved(function: Callable[[], Any], /) -> Any:
+    """Returns ``function()``. While there is an observer, its calls are made as they are written: none is observed,
+    decided or counted."""
+
+def observed_decision() -> tuple[str, str] | None:
+    """Returns the precision and the reason of the call for which the observer runs, after it was made. None if nothing
+    was decided."""
 
 def guarded_largest() -> dict[str, float]:
     """Returns the largest magnitude of the checked results in float16, by operation."""

@@ -87,12 +87,15 @@ def _parser(script: Any = None) -> tuple[argparse.ArgumentParser, argparse.Argum
     explain_parser = explain.add_parser(commands)
     diff = commands.add_parser(
         "diff",
-        help="what differs between two reports",
-        epilog="Exit status: 0 the same, 1 something is new, gone, in another precision, for another reason, or "
-        "with other casts in as many calls, 2 wrong usage. How long calls took is told, and changes no status.",
+        help="where two runs differ: two records, or two reports",
+        epilog="Exit status: 0 the same, 1 a difference, 2 wrong usage. Of records: a value differs by more than its "
+        "inputs explain, or a run was given other values. Of reports: something is new, gone, in another precision, "
+        "for another reason, or with other casts in as many calls; how long calls took changes no status.",
     )
-    diff.add_argument("a", help="a report as JSON, as `habana-mp run --report a.json` writes it")
-    diff.add_argument("b", help="the report to compare with it")
+    diff.add_argument(
+        "a", help="a folder of `habana-mp run --record`, or a report as `habana-mp run --report a.json` writes it"
+    )
+    diff.add_argument("b", help="that of the other run")
     diff.add_argument("--json", action="store_true", help="tell it as JSON")
     doctor = commands.add_parser(
         "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"

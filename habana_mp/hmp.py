@@ -31,8 +31,10 @@ from habana_mp.policy.lists import given_list
 from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
 from habana_mp.policy.presets import Preset, preset_named, with_own
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
+from habana_mp.recording.comparison import Difference, RecordComparison, compare
+from habana_mp.recording.record import record
 from habana_mp.reporting import counting
-from habana_mp.reporting.comparison import Comparison, compare
+from habana_mp.reporting.comparison import Comparison
 from habana_mp.reporting.explanation import Explanation, ModelExplanation, explain
 from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.log import close_log, open_log
@@ -58,11 +60,13 @@ __all__ = [
     "CachedWeights",
     "Comparison",
     "Diagnosis",
+    "Difference",
     "Explanation",
     "Finding",
     "HmpWarning",
     "ListError",
     "ModelExplanation",
+    "RecordComparison",
     "Report",
     "Row",
     "Tuned",
@@ -82,6 +86,7 @@ __all__ = [
     "is_converted",
     "keep",
     "op_wrap",
+    "record",
     "report",
     "reset_report",
     "restore",

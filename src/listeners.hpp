@@ -6,7 +6,7 @@
 
 namespace habana_mp {
 
-enum class Listener : std::uint8_t { log = 1, watch = 2 };
+enum class Listener : std::uint8_t { log = 1, watch = 2, observer = 4 };
 
 namespace detail {
 inline std::atomic<std::uint8_t> listeners{0};

@@ -95,11 +95,11 @@ class Observer:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """A block in which this observer gets all calls, except for those under torch.func and in torch's modes."""
-        _core.observe_calls(self._answer)
+        former = _core.observe_calls(self._answer)
         try:
             yield
         finally:
-            _core.observe_calls(None)
+            _core.observe_calls(former)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

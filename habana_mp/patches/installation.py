@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _R = TypeVar("_R")
 
 
-_Observer = Literal["watch", "guard", "diagnosis"]
+_Observer = Literal["watch", "guard", "diagnosis", "record"]
 
 
 class Installation:
@@ -102,8 +102,12 @@ class Installation:
         """Begins or stops to handle the operations without a rule that the guard checks."""
         self._set_observer("guard", is_on=guarded)
 
+    def record(self, *, recorded: bool) -> None:
+        """Begins or stops to handle all operations, for a record."""
+        self._set_observer("record", is_on=recorded)
+
     def diagnose(self, *, diagnosed: bool) -> None:
-        """Begins or stops to handle the operations without a rule that a diagnosis follows."""
+        """The same for a diagnosis."""
         self._set_observer("diagnosis", is_on=diagnosed)
 
     def _set_observer(self, observer: _Observer, *, is_on: bool) -> None:
@@ -115,8 +119,8 @@ class Installation:
         """Updates what the core handles for those that look at all calls. Torch stays unchanged while no lists are in
         force."""
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
-            watched = rules.plan_of_observed() if self._observers & {"watch", "diagnosis"} else []
-            guarded = rules.plan_of_guarded() if self._observers & {"guard", "diagnosis"} else []
+            watched = rules.plan_of_observed() if self._observers - {"guard"} else []
+            guarded = rules.plan_of_guarded() if self._observers - {"watch"} else []
             _core.observe(watched + guarded)
 
     def make_region(self, policy: Policy, *, on_cpu: bool, caches_weights: bool, name: str, after_tracked: Any) -> int:

@@ -109,6 +109,11 @@ def own_parser() -> argparse.ArgumentParser:
         help="write the report there, as its ending says: .html or .json",
     )
     parser.add_argument(
+        "--record",
+        metavar="FOLDER",
+        help="write there what each call is given and returns, for `habana-mp diff` with another run",
+    )
+    parser.add_argument(
         "--gaudi",
         nargs="?",
         const="",
@@ -179,7 +184,8 @@ def _conversion(parser: argparse.ArgumentParser, given: argparse.Namespace, scri
             parser.error(f"a device stands after a `=`: --gaudi={script.name}")
         parser.error(f"cannot open the script: {error}")
     report = {"report": "modules" if given.report_file else "operations"}
-    return Conversion(report | options_given(parser, given, "run"), by_script=given.gaudi is not None)
+    options = report | options_given(parser, given, "run")
+    return Conversion(options, by_script=given.gaudi is not None, record=absolute(given.record))
 
 
 def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:

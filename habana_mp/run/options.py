@@ -11,9 +11,13 @@ from typing import Any
 from habana_mp import hmp
 from habana_mp.common.errors import HmpWarning
 from habana_mp.policy.options import flags
+from habana_mp.recording.record import Record
 from habana_mp.reporting.watch import watching
 
 _FILES = ("bf16_file_path", "fp32_file_path")
+
+#: The record of this process: it ends with the process.
+_records: list[Record] = []
 
 
 @dataclass(frozen=True)
@@ -24,15 +28,21 @@ class Conversion:
     options: dict[str, Any]
     #: True if the script converts by itself. Then only its calls are watched.
     by_script: bool = False
+    #: The folder of the record, if there is one.
+    record: str | None = None
 
     def convert(self) -> list[str]:
-        """Converts this process. Returns the texts of the warnings."""
+        """Converts this process, and begins its record. Returns the texts of the warnings."""
+        caught: list[warnings.WarningMessage] = []
         if self.by_script:
             watching.begins(self.options["report"])
-            return []
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", HmpWarning)
-            hmp.convert(**self.options)
+        else:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", HmpWarning)
+                hmp.convert(**self.options)
+        if self.record is not None:
+            _records.append(hmp.record(self.record))
+            _records[-1].__enter__()
         return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
 
 

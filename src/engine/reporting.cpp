@@ -1,5 +1,6 @@
 #include "engine/reporting.hpp"
 
+#include "engine/observer.hpp"
 #include "engine/tracing.hpp"
 #include "errors.hpp"
 #include "log/log.hpp"
@@ -31,6 +32,7 @@ void notify_listeners(Target& target, Decision decision, const CastContext& cont
     watch::decided(&target, target.operation, target.index != no_index, decision,
                    {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts);
   }
+  if (listens(Listener::observer)) note_decision(target, decision);
   if (log::is_active()) log_call(target, decision, casts);
 }
 

@@ -1,4 +1,4 @@
-"""What patches note for the report, beside what the core counts."""
+"""What patches note for the report beside what the core counts, and what a record has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ notes = _Notes()
 
 @contextmanager
 def no_notes() -> Iterator[None]:
-    """A block in which no thread notes anything for the report."""
+    """A block in which no thread notes anything for the report, or records it."""
     notes.are_taken = False
     try:
         yield

@@ -88,7 +88,7 @@ def compiled_anew(unrounded: Lines, rounded: Lines | None) -> Iterator[None]:
 
     def read(graph: torch.fx.Graph) -> None:
         for node in filter(_is_not_rounded, graph.nodes):
-            line = _line_of(node)
+            line = line_of_node(node)
             unrounded.add(line)
             if rounded is not None and line in rounded:
                 node.meta[_BARRIER] = True
@@ -120,7 +120,7 @@ def _is_fused(node: torch.fx.Node) -> bool:
     return any(tag.name in ("pointwise", "reduction") for tag in getattr(node.target, "tags", ()))
 
 
-def _line_of(node: torch.fx.Node) -> tuple[str, int]:
+def line_of_node(node: torch.fx.Node) -> tuple[str, int]:
     """Returns the file and the line of the innermost call in user code."""
     frames: list[tuple[str, str]] = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [one for one in frames if not is_passed_over(one[0])]

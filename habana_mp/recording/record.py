@@ -1,0 +1,112 @@
+"""``hmp.record``: writes what the calls of a block are given and return, to compare two runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from habana_mp.common import locks
+from habana_mp.common.version import __version__
+from habana_mp.patches.installation import installation
+from habana_mp.policy.in_force import configuration
+from habana_mp.policy.options import Options
+from habana_mp.policy.rules import Policy
+from habana_mp.recording.recorder import Recorder
+from habana_mp.reporting.ranks import own_rank
+from habana_mp.scopes.scope import Scope
+
+FORMAT, VERSION = "habana-mp record", 1
+
+#: The number of values of each tensor.
+_SAMPLE = 64
+
+
+class Record(Scope):
+    """The result of :func:`record`."""
+
+    _name = "record"
+    _advice = 'hmp.record(...) alone does nothing: write `with hmp.record("folder"):` around the steps to record'
+
+    def __init__(self, path: str | os.PathLike[str], sample: int) -> None:
+        self._folder, self._sample = Path(path), sample
+        self._recorder: Recorder | None = None
+        self._file: TextIO | None = None
+        self._policy: Policy | None = None
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        if self._recorder is not None:
+            raise RuntimeError("this record runs already: make another `hmp.record(...)` with another folder")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._folder / f"{_process()}.jsonl", "w", 1, "utf-8")
+        self._file.write(f"{json.dumps(self._header())}\n")
+        self._recorder = Recorder(self._file, self._sample)
+        with locks.installation:
+            if installation.policy is None:
+                self._policy = Policy(lower="bf16")
+                installation.install(self._policy, Options(opt_level="O0"), {"opt_level": "O0", "lower": "bf16"})
+            installation.record(recorded=True)
+        self._recorder.begin()
+
+    def __exit__(self, *_: object) -> None:
+        assert self._recorder is not None
+        assert self._file is not None
+        self._recorder.end()
+        self._file.close()
+        self._recorder = None
+        with locks.installation:
+            installation.record(recorded=False)
+            if self._policy is not None and installation.policy is self._policy:
+                installation.uninstall()
+
+    def _header(self) -> dict[str, object]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "sample": self._sample,
+            "torch": torch.__version__,
+            "habana_mp": __version__,
+            "python": platform.python_version(),
+            "configuration": configuration(),
+        }
+
+
+def _process() -> str:
+    """Returns the name of this process's file: the same in each run of a program."""
+    rank = os.environ.get("RANK", own_rank())
+    if rank is not None:
+        return f"rank-{rank}"
+    number = multiprocessing.current_process()._identity
+    return "-".join(map(str, ("process", *number))) if number else "main"
+
+
+def record(path: str | os.PathLike[str], *, sample: int = _SAMPLE) -> Record:
+    """Records what each call of torch is given and returns while a block or a function runs, in all threads.
+
+    ::
+
+        with hmp.record("before"):
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+        ...
+        print(hmp.compare("before", "after"))
+
+    It changes no value and no decision. Each process writes one file into the folder, as it runs.
+
+    Args:
+        path: The folder. It is made if it is not there; the file of an earlier record of this process is replaced.
+        sample: The number of values of each tensor, at positions that depend on its size alone.
+
+    Raises:
+        ValueError: a ``sample`` below 1.
+        OSError: the folder or the file cannot be written.
+    """
+    if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
+        raise ValueError(f"`sample` must be a whole number of at least 1; got {sample!r}")
+    return Record(path, sample)

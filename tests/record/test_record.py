@@ -1,0 +1,192 @@
+"""``hmp.record``: what it writes, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from habana_mp import hmp
+from habana_mp.recording.values import described
+from planted import record
+
+ROOT = Path(__file__).parents[2]
+
+
+def calls(folder: Path, process: str = "main") -> list[dict[str, Any]]:
+    header, *rows = map(json.loads, (folder / f"{process}.jsonl").read_text().splitlines())
+    assert (header["format"], header["version"], header["torch"]) == ("habana-mp record", 1, torch.__version__)
+    return rows
+
+
+def test_it_changes_no_value_and_no_decision(tmp_path: Path) -> None:
+    hmp.convert(preset="recommended")
+    plain = record(Path(""), steps=3)
+    before = hmp.report(show=False)
+    hmp.reset_report()
+    assert record(tmp_path / "a", steps=3) == plain
+    after = hmp.report(show=False)
+
+    def counted(report: hmp.Report) -> Counter[tuple[str, str, str]]:
+        return Counter({(row.operation, row.precision, row.reason): row.calls for row in report if row.is_listed})
+
+    assert counted(after) == counted(before)
+
+
+def test_a_call_has_its_place_decision_and_values(tmp_path: Path) -> None:
+    hmp.convert(preset="recommended")
+    linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    with hmp.record(tmp_path):
+        y = linear(x)
+        y.sum().backward()
+    row, *others = calls(tmp_path)
+    assert (row["module"], row["operation"], row["phase"], row["number"]) == ("Linear", "linear", "forward", 1)
+    assert (row["precision"], row["reason"], row["file"]) == ("bf16", "list", __file__)
+    given_x, weight, bias = row["inputs"]
+    assert (given_x["dtype"], given_x["sizes"], given_x["values"]) == ("float32", [2, 4], x.flatten().tolist())
+    assert weight["weight"]
+    assert bias["weight"]
+    assert given_x["largest"] == float(x.abs().max())
+    assert given_x["mean"] == pytest.approx(float(x.abs().mean()), rel=1e-6)
+    assert [(one["operation"], one["phase"]) for one in others] == [
+        ("sum", "forward"),
+        ("gradient of sum", "backward"),
+        ("gradient of linear", "backward"),
+        ("gradient of weight", "backward"),
+        ("gradient of bias", "backward"),
+    ]
+    assert others[-1]["results"][0]["values"] == linear.bias.grad.tolist()
+
+
+def test_the_same_operation_is_numbered_in_its_module(tmp_path: Path) -> None:
+    hmp.convert()
+    with hmp.record(tmp_path), torch.no_grad():
+        for _ in range(3):
+            torch.exp(torch.ones(2))
+    assert [row["number"] for row in calls(tmp_path)] == [1, 2, 3]
+
+
+def test_values_that_are_not_finite_are_a_share(tmp_path: Path) -> None:
+    found = described(torch.tensor([1.0, -3.0, math.inf, math.nan]), 64)
+    assert (found["largest"], found["mean"], found["not_finite"]) == (3.0, 2.0, 0.5)
+
+
+@given(st.integers(1, 5000), st.integers(1, 100))
+def test_the_sample_depends_on_the_sizes_alone(count: int, most: int) -> None:
+    one, other = described(torch.arange(count), most), described(torch.arange(count).flip(0), most)
+    assert len(one["values"]) <= min(count, most)
+    assert one["values"] == [count - 1 - value for value in other["values"]]
+    if count >= most:
+        transposed = torch.arange(2 * count).view(2, count).t().contiguous().t()
+        assert described(transposed, most)["values"] == described(transposed.contiguous(), most)["values"]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(True),
+        torch.randn(3, dtype=torch.complex64),
+        torch.randn(2, 3).to_sparse(),
+        torch.randn(5, dtype=torch.float64),
+        torch.zeros(0),
+        torch.empty(3, device="meta"),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    ],
+    ids=str,
+)
+def test_each_kind_of_tensor_is_described(tensor: torch.Tensor) -> None:
+    found = described(tensor, 64)
+    assert found["sizes"] == list(tensor.shape)
+    assert ("values" in found) == (tensor.numel() > 0 and tensor.device.type != "meta" and not tensor.is_quantized) or (
+        tensor.dtype == torch.float8_e4m3fn
+    )
+
+
+def test_it_works_without_convert_and_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    with hmp.record(tmp_path):
+        F.linear(torch.ones(1, 2), torch.ones(2, 2))
+    assert not hmp.is_converted()
+    assert [(row["operation"], row["results"][0]["dtype"]) for row in calls(tmp_path)] == [("linear", "float32")]
+
+
+def test_convert_in_a_record_stays(tmp_path: Path) -> None:
+    with hmp.record(tmp_path):
+        hmp.convert(preset="recommended", within="everywhere")
+        F.linear(torch.ones(1, 2), torch.ones(2, 2))
+    assert hmp.is_converted()
+    assert calls(tmp_path)[-1]["precision"] == "bf16"
+
+
+def test_a_compiled_graph_is_one_call_that_knows_what_made_its_results(tmp_path: Path) -> None:
+    hmp.convert(preset="recommended")
+    record(tmp_path, compiled=True)
+    rows = calls(tmp_path)
+    (graph,) = (row for row in rows if row["operation"] == "compiled")
+    assert graph["module"] == "Decoder"
+    assert graph["made_by"] == [["Decoder.head", "linear", 1]]
+    assert not any(row["module"].startswith("Decoder.blocks") for row in rows if row["phase"] == "forward")
+    assert {"gradient of weight"} <= {row["operation"] for row in rows if row["module"] == "Decoder.blocks.0.up"}
+
+
+def test_a_crash_leaves_what_was_recorded(tmp_path: Path) -> None:
+    script = (
+        "import os, torch; from habana_mp import hmp\n"
+        f"with hmp.record({str(tmp_path)!r}):\n    torch.exp(torch.ones(2)); os._exit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 3
+    assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
+
+
+def test_a_fork_does_not_write(tmp_path: Path) -> None:
+    script = (
+        "import os, torch; from habana_mp import hmp\n"
+        f"with hmp.record({str(tmp_path)!r}):\n"
+        "    pid = os.fork()\n"
+        "    (torch.exp if pid else torch.sin)(torch.ones(2))\n"
+        "    os._exit(0) if not pid else os.waitpid(pid, 0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
+
+
+def test_ranks_and_processes_write_their_own_files(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.exp(torch.ones(2))\n")
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "PATH": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "habana_mp", "run", "--record", "out", "train.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert [row["operation"] for row in calls(tmp_path / "out", "rank-1")] == ["exp"]
+
+
+def test_a_diagnosis_in_a_record_is_left_out_and_the_record_goes_on(tmp_path: Path) -> None:
+    hmp.convert(preset="recommended")
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with hmp.record(tmp_path):
+        hmp.diagnose(lambda: model(x).sum())
+        torch.exp(torch.ones(2))
+    assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
+
+
+def test_a_record_that_runs_is_not_begun_again(tmp_path: Path) -> None:
+    block = hmp.record(tmp_path)
+    with block, pytest.raises(RuntimeError, match="runs already"):
+        block.__enter__()
+
+
+def test_wrong_arguments_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`sample` must be a whole number of at least 1; got 0"):
+        hmp.record(tmp_path, sample=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError), hmp.record(tmp_path / "file"):
+        pass
+    assert not hmp.is_converted()
