@@ -334,8 +334,7 @@ class _Process:
             bound=allowed,
             is_compiled=is_compiled,
         )
-        changes = found.precisions[0] != found.precisions[1] and not is_compiled
-        if changes:
+        if given and found.precisions[0] != found.precisions[1]:  # and not of a gradient, which has no inputs
             self.precisions.append(found)
         outside = [] if self._largest else [place for place, one in enumerate(inputs) if one > spacing(given[place][0])]
         if outside and alone is not None:

@@ -52,6 +52,8 @@ class Recorder:
         #: The weights whose gradients are recorded, by identity, with the hooks on them.
         self._weights: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self._names: dict[int, tuple[str, str]] = {}
+        #: The names of outermost modules in this record, by their names in this process.
+        self._roots: dict[str, str] = {}
         self._graphs = FollowedGraphs(self._call_graph)
         self._former: Any = None
 
@@ -114,7 +116,7 @@ class Recorder:
         graph: Graph | None,
     ) -> None:
         phase = "backward" if _core.computes_gradient() else "forward"
-        module = origin.module
+        module = self._path(origin.module)
         made_by: list[tuple[str, str, int]] = []
         with self._lock:
             number = self._numbered((module, operation, phase))
@@ -148,6 +150,15 @@ class Recorder:
             if one.requires_grad and one.grad_fn is not None and not any(one is other for other in given):
                 of = made_by[place] if place < len(made_by) and made_by[place][2] else (module, operation, number)
                 one.register_hook(partial(self._gradient, of, place, origin))  # type: ignore[no-untyped-call]  # torch's has no types
+
+    def _path(self, module: str) -> str:
+        """Returns the path of a module. Outermost modules of one class are numbered within the record."""
+        root, dot, rest = module.partition(".")
+        if root not in self._roots:
+            kind = root.partition("#")[0]
+            number = 1 + sum(one.partition("#")[0] == kind for one in self._roots)
+            self._roots[root] = kind if number == 1 else f"{kind}#{number}"
+        return f"{self._roots[root]}{dot}{rest}"
 
     def _numbered(self, key: Key) -> int:
         self._numbers[key] += 1
@@ -223,7 +234,8 @@ class Recorder:
                 for path, module in named_modules(outermost):
                     where = ".".join((root, *path_in(outermost, path)))
                     self._names |= {id(one): (where, name) for name, one in module._parameters.items()}
-        return self._names.get(id(weight))
+        found = self._names.get(id(weight))
+        return None if found is None else (self._path(found[0]), found[1])
 
     # ---- the file ----------------------------------------------------------------------------------------------------
 
