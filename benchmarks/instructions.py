@@ -1,10 +1,10 @@
 """Counts the instructions of one call by callgrind, for the calls of calls.py. Other load does not change the counts.
 
-    python benchmarks/instructions.py [--steps | --rules | --pretended]
+    python benchmarks/instructions.py [--steps | --seen | --rules | --pretended]
 
 Takes less than a minute; needs valgrind and a C compiler. The emulated processor has AVX2, so kernels that need more
-are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, --rules counts calls
-in a module while rules name another module, and --pretended counts calls on the tests' pretended accelerator with
+are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, --seen counts the calls
+with a report by lines and with the guard, --rules counts calls in a module while rules name another module, and --pretended counts calls on the tests' pretended accelerator with
 kernels that compute nothing, as if the device were infinitely fast.
 """
 
@@ -18,10 +18,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import models
 import torch
@@ -56,9 +57,13 @@ class Counting:
             call()
         self.marks.dump(f"{calls}|{case}|{state}".encode())
 
-    def calls(self) -> None:
+    def seen(self) -> None:
+        lines, guarded = partial(converted, report="lines"), partial(converted, guard=True)
+        self.calls({**STATES, "lines": lines, "guard": guarded})
+
+    def calls(self, states: Mapping[str, Any] = STATES) -> None:
         for case, grad, name, call in cases():
-            for state, entered in STATES.items():
+            for state, entered in states.items():
                 with torch.set_grad_enabled(grad), entered():
                     self.count(call, 1000, f"{case}, {name}{', recorded' if grad else ''}", state)
 
@@ -94,7 +99,7 @@ class Counting:
 def counts_in(folder: Path) -> dict[str, dict[str, int]]:
     """Reads the dumps in a folder. Returns the instructions of one call, by case and state."""
     counts: dict[str, dict[str, int]] = {}
-    for file in folder.glob("counts*"):
+    for file in sorted(folder.glob("counts*"), key=lambda one: int(one.suffix[1:] or 0)):
         text = file.read_text("utf-8", errors="replace")
         trigger = re.search(r"^desc: Trigger: Client Request: (\d+)\|(.*)\|(.*)$", text, re.MULTILINE)
         total = re.search(r"^(?:summary|totals): (\d+)", text, re.MULTILINE)
@@ -106,6 +111,7 @@ def counts_in(folder: Path) -> dict[str, dict[str, int]]:
 #: The options that count something else than calls.
 MODES = {
     "steps": "short training steps",
+    "seen": "calls with a report by lines, and with the guard",
     "rules": "calls beside a module that rules name",
     "pretended": "calls on the pretended accelerator",
 }
@@ -138,10 +144,11 @@ def main() -> None:
             for case, found in counts.items():
                 print(f"{case:<{width}}  " + ", ".join(f"{state} {found[state] // 1000}" for state in RULED))
             return
-        print(f"{'case':<{width}}{'autocast':>10}{'hmp':>10}{'ratio':>8}")
+        states = list(next(iter(counts.values())))
+        print(f"{'case':<{width}}" + "".join(f"{state:>10}" for state in states) + f"{'ratio':>8}")
         for case, found in sorted(counts.items(), reverse=True):
-            peer, ours = found["autocast"], found["hmp"]
-            print(f"{case:<{width}}{peer:>10}{ours:>10}{ours / peer:>8.3f}")
+            ratio = found["hmp"] / found["autocast"]
+            print(f"{case:<{width}}" + "".join(f"{found[state]:>10}" for state in states) + f"{ratio:>8.3f}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def main() -> None:
                     a, b = ({"operation": "", "inputs": [], "results": [described(one, 64)]} for one in (values, other))
                     one, two = a["results"][0], b["results"][0]
                     by_sample += one["values"] != two["values"]
-                    noticed += difference(one, two) > bound(a, b) or difference_of_means(one, two) > bound_of_means(a, b)
+                    noticed += difference(one, two) > bound(a, b) or difference_of_means(one, two) > bound_of_means(
+                        a, b
+                    )
                 shares = f"{by_sample / trials:12.1%} {noticed / trials:8.1%}"
                 print(f"{str(dtype).removeprefix('torch.'):10} {name:14} {changed:8} {shares}")
 

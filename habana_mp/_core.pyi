@@ -218,9 +218,6 @@ def worst_gradient(parameters: list[Any], /) -> int:
 def computes_gradient() -> bool:
     """True if this thread computes gradients. False if that is unknown."""
 
-def call_unguarded(function: Callable[[], Any], /) -> Any:
-    """Returns ``function()``, whose calls are not checked."""
-
 def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /) -> Any:
     """From now on calls this function for each call, with what was called, the operation and the arguments; its result
     is that of the call. Calls that it makes itself are made without it. None ends it. Returns the former observer."""
@@ -228,9 +225,9 @@ def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]]
 def make_observed_call() -> Any:
     """Makes the call for which the observer runs, as without an observer."""
 
-def call_unobserved(function: Callable[[], Any], /) -> Any:
-    """Returns ``function()``. While there is an observer, its calls are made as they are written: none is observed,
-    decided or counted."""
+def call_unseen(function: Callable[[], Any], /) -> Any:
+    """Returns ``function()``. While there is a guard or an observer, its calls are made as they are written: none is
+    seen, decided or counted."""
 
 def observed_decision() -> tuple[str, str] | None:
     """Returns the precision and the reason of the call for which the observer runs, after it was made. None if nothing

@@ -140,7 +140,9 @@ class RecordComparison:
 
     def _largest(self) -> str:
         others = sorted((one for one in self.born if one is not self.first), key=lambda one: -one.result)
-        parts = [f"{_count(len(others), 'more difference')} born, the largest in {_in_words(others[0])}"] if others else []
+        parts = (
+            [f"{_count(len(others), 'more difference')} born, the largest in {_in_words(others[0])}"] if others else []
+        )
         if self.inherited:
             parts.append(f"{_count(self.inherited, 'call')} inherit a difference, or make one within the bound")
         return f"Then: {'; '.join(parts) or 'nothing else differs'}"
@@ -343,7 +345,11 @@ class _Process:
             place = outside[0]
             is_weight = bool(given[place][1].get("weight"))
             self.given.append(replace(found, inputs=inputs[place], given=place + 1, is_weight=is_weight))
-        elif outside or of_result > _GROWTH * of_inputs + allowed or (given and not of_inputs and of_means > bound_of_means(a, b)):
+        elif (
+            outside
+            or of_result > _GROWTH * of_inputs + allowed
+            or (given and not of_inputs and of_means > bound_of_means(a, b))
+        ):
             self.born.append(found)
         elif of_result:
             self.inherited += 1

@@ -81,12 +81,12 @@ class Recorder:
             return _core.make_observed_call()
         read = {name: one for name, one in keywords.items() if name != "out"}
         given = list(tensors_in((arguments[1:] if operation in _ONLY_WRITES else arguments, read)))
-        inputs = _core.call_unobserved(lambda: [self._described(one) for one in given])
+        inputs = _core.call_unseen(lambda: [self._described(one) for one in given])
         result = _core.make_observed_call()
         results = list(tensors_in(result))
         if results:
             origin, decision = here(), _core.observed_decision() or ("unchanged", "")
-            _core.call_unobserved(
+            _core.call_unseen(
                 lambda: self._record(origin, plain_name(operation), decision, given, inputs, results, None)
             )
         return result
@@ -96,11 +96,11 @@ class Recorder:
         if not self._records():
             return run(*arguments)
         given = list(tensors_in(arguments))
-        inputs = _core.call_unobserved(lambda: [self._described(one) for one in given])
+        inputs = _core.call_unseen(lambda: [self._described(one) for one in given])
         result = run(*arguments)
         results = list(tensors_in(result))
         origin = here()
-        _core.call_unobserved(
+        _core.call_unseen(
             lambda: self._record(origin, "compiled", ("unchanged", "compiled"), given, inputs, results, graph)
         )
         return result
@@ -209,7 +209,7 @@ class Recorder:
             "reason": "",
             "inputs": [],
         }
-        self._write(entry | {"results": _core.call_unobserved(lambda: [described(gradient, self._sample) | more])})
+        self._write(entry | {"results": _core.call_unseen(lambda: [described(gradient, self._sample) | more])})
 
     def _follow_weight(self, weight: torch.Tensor, origin: Origin, module: str) -> None:
         known = self._weights.get(id(weight))

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from habana_mp import _core
@@ -158,17 +159,14 @@ def _compared_in_time(a: list[_Row], b: list[_Row]) -> Comparison:
     pairs: list[Pair] = []
     gone: list[_Row] = []
     new: list[_Row] = []
-    occurrences: dict[Any, int] = {}
-    for place_a, place_b in _aligned(_places(a), _places(b)):
-        key = _key((place_a or place_b)[0], _SEEN_AGAIN_BY)
-        occurrences[key] = occurrences.get(key, 0) + 1
+    for place_a, place_b, number in _aligned(_places(a), _places(b)):
         for row_a, row_b in _matched(place_a, place_b):
             if row_a is None:
                 new.append(row_b)
             elif row_b is None:
                 gone.append(row_a)
             else:
-                pairs.append(Pair(row_a, row_b, occurrences[key]))
+                pairs.append(Pair(row_a, row_b, number))
     whole = (_seconds(a) + _seconds(b)) / 2
     order = {id(row): i for rows in (a, b) for i, row in enumerate(_in_time(rows))}
     return Comparison(
@@ -200,13 +198,6 @@ def _key(row: _Row, names: Iterable[str]) -> tuple[Any, ...]:
 
 _Place = list[_Row]
 
-#: A place and its traits, which distinguish it from similar places: its precisions, its function, and the calls before
-#: and after it.
-_Seen = tuple[_Place, tuple[Any, ...]]
-
-#: The worth of a pair without any common traits. It is more than all traits together are worth.
-_PAIR = 1000
-
 
 def _in_time(rows: Sequence[_Row]) -> list[_Row]:
     """Returns the rows in the order of their first calls."""
@@ -221,49 +212,21 @@ def _places(rows: Sequence[_Row]) -> list[_Place]:
     return list(places.values())
 
 
-def _aligned(a: list[_Place], b: list[_Place]) -> list[tuple[_Place, _Place]]:
-    """Pairs the places of a with those of b. One side is empty if the other report has more places of this kind."""
+def _aligned(a: list[_Place], b: list[_Place]) -> list[tuple[_Place, _Place, int]]:
+    """Pairs the places of a with those of b, by their numbers among the same operations of a module, which it returns
+    too. One side is empty if the other report has more places of this kind."""
     of_a, of_b = _by_key(a), _by_key(b)
-    found: list[tuple[_Place, _Place]] = []
+    found: list[tuple[_Place, _Place, int]] = []
     for key in dict.fromkeys((*of_a, *of_b)):
-        found += _in_order(of_a.get(key, []), of_b.get(key, []))
+        pairs = zip_longest(of_a.get(key, []), of_b.get(key, []), fillvalue=())
+        found += [(list(one), list(other), number) for number, (one, other) in enumerate(pairs, 1)]
     return found
 
 
-def _by_key(places: list[_Place]) -> dict[Any, list[_Seen]]:
-    """Groups the places that may be the same in another report. Each group is in order, each place has its traits."""
-    keys = [_key(place[0], _SEEN_AGAIN_BY) for place in places]
-    found: dict[Any, list[_Seen]] = {}
-    for before, key, place, after in zip([None, *keys], keys, places, [*keys[1:], None], strict=False):
-        traits = (frozenset(row["precision"] for row in place), place[0].get("function"), before, after)
-        found.setdefault(key, []).append((place, traits))
-    return found
-
-
-def _in_order(a: list[_Seen], b: list[_Seen]) -> list[tuple[_Place, _Place]]:
-    """Returns as many pairs as possible that keep the order of both; among these, those with the most in common."""
-
-    def worth(i: int, j: int) -> int:
-        precision, *rest = (bool(one == other) for one, other in zip(a[i][1], b[j][1], strict=True))
-        return _PAIR + 2 * precision + sum(rest)
-
-    # The highest worth of the pairs after the first i places of a and the first j of b.
-    best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i in reversed(range(len(a))):
-        for j in reversed(range(len(b))):
-            best[i][j] = max(best[i + 1][j + 1] + worth(i, j), best[i + 1][j], best[i][j + 1])
-    found: list[tuple[_Place, _Place]] = []
-    i = j = 0
-    while i < len(a) or j < len(b):
-        if i < len(a) and j < len(b) and best[i][j] == best[i + 1][j + 1] + worth(i, j):
-            found.append((a[i][0], b[j][0]))
-            i, j = i + 1, j + 1
-        elif j == len(b) or (i < len(a) and best[i][j] == best[i + 1][j]):
-            found.append((a[i][0], []))
-            i += 1
-        else:
-            found.append(([], b[j][0]))
-            j += 1
+def _by_key(places: list[_Place]) -> dict[Any, list[_Place]]:
+    found: dict[Any, list[_Place]] = {}
+    for place in places:
+        found.setdefault(_key(place[0], _SEEN_AGAIN_BY), []).append(place)
     return found
 
 

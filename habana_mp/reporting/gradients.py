@@ -39,7 +39,7 @@ class GradientHooks:
 
     @run_by_python
     def _look(self, operation: str, origin: Origin, made: Any, given: Any) -> None:
-        _core.call_unguarded(lambda: self._compare(operation, origin, made, given))
+        _core.call_unseen(lambda: self._compare(operation, origin, made, given))
 
     def _compare(self, operation: str, origin: Origin, made: Any, given: Any) -> None:
         worst = worst_of(tensors_in(made))

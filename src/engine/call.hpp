@@ -16,9 +16,6 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
 // Answers `tensor[key]`.
 PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key);
 
-// Sets whether the watch sees calls begin and end and measures the time of their casts.
-void watch_calls(bool watched) noexcept;
-
 // True if the casts of this operator of torch.ops are decided already: its code was compiled, or the operator is called
 // from inside a call of itself.
 inline bool is_decided(const Target& target) {

@@ -1,6 +1,6 @@
 #include "engine/reporting.hpp"
 
-#include "engine/observer.hpp"
+#include "engine/seen_calls.hpp"
 #include "engine/tracing.hpp"
 #include "errors.hpp"
 #include "log/log.hpp"

@@ -2,12 +2,11 @@ target_sources(_core PRIVATE
   src/engine/attempt.cpp
   src/engine/bindings/engine.cpp
   src/engine/bindings/functions.cpp
-  src/engine/bindings/guard.cpp
   src/engine/bindings/installation.cpp
-  src/engine/bindings/observer.cpp
   src/engine/bindings/origins.cpp
   src/engine/bindings/regions.cpp
   src/engine/bindings/rules.cpp
+  src/engine/bindings/seen_calls.cpp
   src/engine/bindings/state.cpp
   src/engine/bindings/torch.cpp
   src/engine/bindings/taps.cpp
@@ -15,12 +14,10 @@ target_sources(_core PRIVATE
   src/engine/cast_arguments.cpp
   src/engine/elements.cpp
   src/engine/facts.cpp
-  src/engine/guarded_calls.cpp
   src/engine/known_tensors.cpp
   src/engine/model_results.cpp
   src/engine/module_rules.cpp
   src/engine/modules.cpp
-  src/engine/observer.cpp
   src/engine/originals.cpp
   src/engine/products.cpp
   src/engine/reading.cpp
@@ -28,10 +25,10 @@ target_sources(_core PRIVATE
   src/engine/reporting.cpp
   src/engine/results.cpp
   src/engine/retry.cpp
+  src/engine/seen_calls.cpp
   src/engine/slots.cpp
   src/engine/state.cpp
   src/engine/target.cpp
   src/engine/tracing.cpp
   src/engine/taps.cpp
-  src/engine/watched_calls.cpp
 )

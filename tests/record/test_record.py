@@ -30,6 +30,7 @@ def calls(folder: Path, process: str = "main") -> list[dict[str, Any]]:
 
 
 def test_it_changes_no_value_and_no_decision(tmp_path: Path) -> None:
+    hmp.reset_report()
     hmp.convert(preset="recommended")
     plain = record(Path(""), steps=3)
     before = hmp.report(show=False)

@@ -112,16 +112,6 @@ def test_the_second_of_two_is_told_as_the_second() -> None:
     assert "linear (#2) in Net.layers.0 at net.py:22" in str(found)
 
 
-def test_a_call_that_was_put_between_others_is_new_and_the_others_stay_paired() -> None:
-    edited = network(1)
-    edited.insert(1, {**edited[0], "line": 99, "precision": "fp32"})
-    edited.insert(1, row("dropout", module="Net.layers.0", line=98))
-    found = hmp.compare(report(network(1)), report(edited))
-    assert not changes(found)
-    assert not found.gone
-    assert [(one["operation"], one["line"]) for one in found.new] == [("dropout", 98), ("linear", 99)]
-
-
 def test_what_has_moved_to_another_place_is_neither_new_nor_gone() -> None:
     rows = network(1)
     assert not hmp.compare(report(rows), report([rows[3], rows[1], rows[0], rows[2]])).differs

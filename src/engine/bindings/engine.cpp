@@ -13,8 +13,7 @@ void register_state(py::module_& module);
 void register_functions(py::module_& module);
 void register_taps(py::module_& module);
 void register_origins(py::module_& module);
-void register_guard(py::module_& module);
-void register_observer(py::module_& module);
+void register_seen_calls(py::module_& module);
 
 void register_engine(py::module_& module) {
   register_torch(module);
@@ -25,8 +24,7 @@ void register_engine(py::module_& module) {
   register_functions(module);
   register_taps(module);
   register_origins(module);
-  register_guard(module);
-  register_observer(module);
+  register_seen_calls(module);
 }
 
 }  // namespace habana_mp

@@ -12,6 +12,7 @@
 #include "engine/model_results.hpp"
 #include "engine/modules.hpp"
 #include "engine/rule.hpp"
+#include "engine/seen_calls.hpp"
 #include "engine/state.hpp"
 #include "engine/taps.hpp"
 #include "engine/target.hpp"

@@ -1,5 +1,5 @@
-// The guard against values that are not finite.
-#include "engine/guard.hpp"
+// The guard against values that are not finite, and the observer of calls.
+#include "engine/seen_calls.hpp"
 
 #include "engine/bindings/bindings.hpp"
 #include "host/modes.hpp"
@@ -20,27 +20,39 @@ Py_ssize_t worst_gradient(const py::list& parameters) {
   return -1;
 }
 
+PyObject* pointer_or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
+
 }  // namespace
 
-void register_guard(py::module_& module) {
+void register_seen_calls(py::module_& module) {
   module.def("guard_calls", [](const py::object& found, double share, std::uint64_t most) {
-    engine::guard_calls(found.is_none() ? nullptr : found.ptr(), share, most);
+    engine::guard_calls(pointer_or_null(found), share, most);
   });
   module.def("worst_value", [](const py::object& tensor, bool whole) {
     return static_cast<int>(watch::magnitude_of(tensor.ptr(), whole).state);
   });
   module.def("worst_gradient", &worst_gradient);
   module.def("computes_gradient", &host::gradients_are_worked_out);
-  module.def("call_unguarded", [](const py::object& function) {
-    const engine::UnguardedBlock block;
-    return called(PyObject_CallNoArgs(function.ptr()));
-  });
   module.def("guarded_largest", [] {
     py::dict largest;
     engine::for_each_largest([&](const std::string& operation, float value) { largest[operation.c_str()] = value; });
     return largest;
   });
   module.def("forget_guarded_largest", &engine::forget_largest);
+  module.def("observe_calls", [](const py::object& observer) {
+    Owned former = engine::set_observer(pointer_or_null(observer));
+    return former ? py::reinterpret_steal<py::object>(former.release()) : py::object(py::none());
+  });
+  module.def("make_observed_call", [] { return called(engine::make_observed_call()); });
+  module.def("observed_decision", []() -> py::object {
+    const auto decision = engine::decision_of_observed_call();
+    if (!decision) return py::none();
+    return py::make_tuple(rules::name(decision->precision), rules::row_of(decision->reason).word);
+  });
+  module.def("call_unseen", [](const py::object& function) {
+    const engine::UnseenBlock block;
+    return called(PyObject_CallNoArgs(function.ptr()));
+  });
 }
 
 }  // namespace habana_mp

@@ -1,0 +1,345 @@
+#include "engine/seen_calls.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/call.hpp"
+#include "engine/facts.hpp"
+#include "engine/originals.hpp"
+#include "engine/reporting.hpp"
+#include "errors.hpp"
+#include "host/modes.hpp"
+#include "host/tensors.hpp"
+#include "listeners.hpp"
+#include "tensor/cast.hpp"
+#include "watch/calls.hpp"
+#include "watch/finite.hpp"
+#include "weights/cache.hpp"
+
+namespace habana_mp::engine {
+
+using watch::Finite;
+using watch::Magnitude;
+
+namespace {
+
+thread_local bool is_unseen = false;
+
+// ---- the watch ------------------------------------------------------------------------------------------------------
+
+bool is_watched = false;
+
+// Returns the result of `make`, which makes the call.
+template <typename Make>
+PyObject* watched(Target& target, const Arguments& arguments, const Make& make) {
+  watch::Call call(&target, arguments.values, arguments.count());
+  PyObject* result = make(call);
+  call.ends(arguments.values, arguments.count(), result);
+  return result;
+}
+
+PyObject* watched_as_written(Target& target, const Arguments& arguments, Decision decision) {
+  return watched(target, arguments, [&](const watch::Call&) {
+    PyObject* result = call_original(target, arguments);
+    count(target, decision, {});
+    notify_watch(target, decision);
+    return result;
+  });
+}
+
+PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Arguments& arguments) {
+  return watched(target, arguments, [&](watch::Call& call) {
+    const auto refused = weights::refusals_so_far();
+    PyObject* result = answer_by_rule(target, rule, arguments);
+    for (std::size_t why = 0; why < refused.size(); ++why) {
+      if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(static_cast<std::uint8_t>(why));
+    }
+    return result;
+  });
+}
+
+PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
+  return watched(target, arguments, [&](const watch::Call& call) {
+    PyObject* result = answer_protected(target, arguments);
+    if (!call.is_recorded()) notify_watch(target, protected_call);
+    return result;
+  });
+}
+
+// Records a call of an operation without a rule if its first floating tensor is in a lower precision: its result then
+// is too.
+PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
+  const Kind kind = first_floating_kind(arguments);
+  if (!is_lower(kind) || is_left_alone(arguments)) return call_original(target, arguments);
+  const bool is_listed = thread_state.lists_suspended && rule_of_lists(target).action != Action::none;
+  const Reason reason = is_listed ? Reason::suspended : Reason::unlisted;
+  return watched_as_written(target, arguments, {rules::precision_of(kind), reason});
+}
+
+// Counts a call under disable_casts. Without the watch such calls are not counted, and so cost nothing.
+PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
+  const bool has_rule = rule_of_lists(target).action != Action::none || target.unlisted->action != Action::none;
+  if (!has_rule || (!policy_is_installed && thread_state.region == nullptr)) return call_original(target, arguments);
+  return watched_as_written(target, arguments, {Precision::unchanged, Reason::disabled});
+}
+
+Owned cast_timed(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {
+  const watch::CastTime time;
+  return tensor::untimed_makers.cast(tensor, from, to, seen);
+}
+
+void convert_timed(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+  const watch::CastTime time;
+  tensor::untimed_makers.convert(source, from, target, to, count);
+}
+
+// ---- the guard ------------------------------------------------------------------------------------------------------
+
+// Numbers beside those of Finite.
+constexpr int not_checked = -1;
+constexpr int enough_checked = -1;
+
+constexpr std::uint64_t first_random = 0x9E3779B97F4A7C15U;
+
+struct Guard {
+  Owned found;
+  double share = 0;
+  std::uint64_t left = 0;  // calls until `found` hears that so many were checked; 0 if it does not
+  std::uint64_t random = first_random;
+  std::unordered_map<std::string, float> largest;
+};
+NeverDestroyed<Guard> guard;
+constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+std::int64_t calls_left = never;  // until a call is checked; the GIL protects it
+
+bool checks_all() noexcept { return guard->share >= 1; }
+
+// At random distances, since a program repeats the same calls.
+void choose_next() noexcept {
+  if (checks_all()) {
+    calls_left = 1;
+    return;
+  }
+  std::uint64_t& random = guard->random;
+  random ^= random << 13U;
+  random ^= random >> 7U;
+  random ^= random << 17U;
+  const double part = static_cast<double>(random >> 11U) / static_cast<double>(std::uint64_t{1} << 53U);
+  calls_left = 1 + static_cast<std::int64_t>(part * (2 / guard->share - 1));
+}
+
+// Visits the tensors among these values, also those in lists and tuples.
+template <typename Visit>
+void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& visit, bool may_nest = true) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (host::is_tensor_base(values[i])) {
+      visit(values[i]);
+    } else if (may_nest && (PyTuple_Check(values[i]) || PyList_Check(values[i]))) {
+      for_each_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), visit, false);
+    }
+  }
+}
+
+Finite worst_of(PyObject* const* values, Py_ssize_t count) noexcept {
+  Finite worst = Finite::numbers;
+  for_each_tensor(values, count,
+                  [&](PyObject* tensor) { worst = std::max(worst, watch::magnitude_of(tensor, checks_all()).state); });
+  return worst;
+}
+
+Finite worst_of_result(const Target& target, PyObject* result) {
+  Finite worst = Finite::numbers;
+  for_each_tensor(&result, 1, [&](PyObject* tensor) {
+    const Magnitude one = watch::magnitude_of(tensor, checks_all());
+    worst = std::max(worst, one.state);
+    if (one.kind != Kind::f16 || one.state != Finite::numbers) return;
+    float& known = guard->largest[target.operation];
+    known = std::max(known, one.largest);
+  });
+  return worst;
+}
+
+// True if the call may overwrite an argument.
+bool may_overwrite(const Target& target, const Arguments& arguments) {
+  static PyObject* const out = interned("out");
+  const std::string& name = target.operation;
+  const bool is_in_place = name.ends_with('_') && !name.ends_with("__");
+  return is_in_place || name.starts_with("__i") || target.kind == host::CallableKind::assignment ||
+         holds(arguments.keywords, out);
+}
+
+// Returns false with an exception set if the guard raises.
+bool tell(const Target& target, const Arguments& arguments, PyObject* result, int state, int before) {
+  const Owned found = Owned::borrowed_or_null(guard->found.get());
+  if (!found) return true;
+  const UnseenBlock block;
+  const Owned positional = positional_of(arguments);
+  const Owned keywords = keywords_of(arguments);
+  if (!positional || !keywords) return false;
+  return static_cast<bool>(
+      Owned(PyObject_CallFunction(found.get(), "OsOOOii", target.object.get(), target.operation.c_str(),
+                                  positional.get(), keywords.get(), result, state, before)));
+}
+
+// Returns the result of `make`, which makes the call.
+template <typename Make>
+[[gnu::noinline]] PyObject* checked(Target& target, const Arguments& arguments, const Make& make) {
+  choose_next();
+  if (host::is_intercepted()) return make();
+  const bool overwrites = may_overwrite(target, arguments);
+  const int before = overwrites ? static_cast<int>(worst_of(arguments.values, arguments.count())) : not_checked;
+  Owned result(make());
+  if (!result) return nullptr;
+  PyObject* const written = target.kind == host::CallableKind::assignment ? arguments.values[0] : result.get();
+  const Finite state = worst_of_result(target, written);
+  if (guard->left != 0 && --guard->left == 0 && !tell(target, arguments, written, enough_checked, before)) {
+    return nullptr;
+  }
+  if (state == Finite::numbers && !checks_all()) return result.release();
+  return tell(target, arguments, written, static_cast<int>(state), before) ? result.release() : nullptr;
+}
+
+// ---- the observer ---------------------------------------------------------------------------------------------------
+
+NeverDestroyed<Owned> observing;
+
+// The call for which the observer runs.
+class ObservedCall {
+ public:
+  virtual PyObject* make() const = 0;
+
+  const Target& target;
+  std::optional<Decision> decision;
+
+ protected:
+  ObservedCall(const Target& called, std::optional<Decision> decided) : target(called), decision(decided) {}
+  ~ObservedCall() = default;
+};
+
+template <typename Make>
+class ObservedCallOf final : public ObservedCall {
+ public:
+  ObservedCallOf(const Target& called, std::optional<Decision> decided, const Make& made)
+      : ObservedCall(called, decided), make_(made) {}
+  PyObject* make() const override { return make_(); }
+
+ private:
+  const Make& make_;
+};
+
+// Null outside of the observer.
+thread_local ObservedCall* current_call = nullptr;
+
+class CurrentCall {
+ public:
+  explicit CurrentCall(ObservedCall& call) noexcept : former_(std::exchange(current_call, &call)) {}
+  ~CurrentCall() { current_call = former_; }
+  CurrentCall(const CurrentCall&) = delete;
+  CurrentCall& operator=(const CurrentCall&) = delete;
+
+ private:
+  ObservedCall* former_;
+};
+
+// `decision`: that of calls that are not reported.
+template <typename Make>
+[[gnu::noinline]] PyObject* observed(Target& target, const Arguments& arguments, std::optional<Decision> decision,
+                                     const Make& make) {
+  const Owned observer = Owned::borrowed(observing->get());
+  const bool is_users = target.kind == host::CallableKind::user_function;  // its calls go through the observer
+  if (is_users || current_call != nullptr || host::is_intercepted()) return make();
+  const Owned positional = positional_of(arguments);
+  const Owned keywords = keywords_of(arguments);
+  if (!positional || !keywords) return nullptr;
+  ObservedCallOf<Make> call(target, decision, make);
+  const CurrentCall block(call);
+  return PyObject_CallFunction(observer.get(), "OsOO", target.object.get(), target.operation.c_str(), positional.get(),
+                               keywords.get());
+}
+
+// ---- the answers ----------------------------------------------------------------------------------------------------
+
+template <typename Make>
+PyObject* seen(Target& target, const Arguments& arguments, std::optional<Decision> decision, const Make& make) {
+  if (is_unseen) return call_original(target, arguments);
+  const auto check = [&] { return --calls_left > 0 ? make() : checked(target, arguments, make); };
+  return *observing ? observed(target, arguments, decision, check) : check();
+}
+
+PyObject* answer_by_rule_seen(Target& target, const Rule& rule, const Arguments& arguments) {
+  return seen(target, arguments, std::nullopt, [&] {
+    return is_watched ? answer_by_rule_watched(target, rule, arguments) : answer_by_rule(target, rule, arguments);
+  });
+}
+
+using Answer = PyObject* (*)(Target&, const Arguments&);
+
+template <Answer plain, Answer watched, Reason reason>
+PyObject* answer_seen(Target& target, const Arguments& arguments) {
+  return seen(target, arguments, Decision{Precision::unchanged, reason},
+              [&] { return is_watched ? watched(target, arguments) : plain(target, arguments); });
+}
+
+constexpr Answers plain_answers{&answer_by_rule, &answer_protected, &call_original, &call_original};
+constexpr Answers seen_answers{&answer_by_rule_seen,
+                               &answer_seen<&answer_protected, &answer_protected_watched, Reason::autocast_off>,
+                               &answer_seen<&call_original, &answer_disabled_watched, Reason::disabled>,
+                               &answer_seen<&call_original, &answer_unlisted_watched, Reason::unlisted>};
+
+void choose_answers() noexcept {
+  answers = is_watched || guard->found || *observing ? seen_answers : plain_answers;
+}
+
+}  // namespace
+
+Answers answers = plain_answers;
+
+void watch_calls(bool watched) noexcept {
+  is_watched = watched;
+  tensor::makers = watched ? tensor::Makers{&cast_timed, &convert_timed} : tensor::untimed_makers;
+  choose_answers();
+}
+
+void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept {
+  const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
+  guard->share = share;
+  guard->left = most;
+  guard->random = first_random;  // the same calls are checked in each run of a program
+  calls_left = never;
+  if (found != nullptr) choose_next();
+  choose_answers();
+}
+
+void for_each_largest(const std::function<void(const std::string&, float)>& visit) {
+  for (const auto& [operation, largest] : guard->largest) visit(operation, largest);
+}
+
+void forget_largest() noexcept { guard->largest.clear(); }
+
+Owned set_observer(PyObject* observer) noexcept {
+  Owned former = std::exchange(*observing, Owned::borrowed_or_null(observer));
+  set_listening(Listener::observer, observer != nullptr);
+  choose_answers();
+  return former;
+}
+
+PyObject* make_observed_call() {
+  if (current_call != nullptr) return current_call->make();
+  PyErr_SetString(PyExc_RuntimeError, "no observed call runs in this thread");
+  return nullptr;
+}
+
+std::optional<Decision> decision_of_observed_call() noexcept {
+  return current_call == nullptr ? std::nullopt : current_call->decision;
+}
+
+void note_decision(const Target& target, Decision decision) noexcept {
+  if (current_call != nullptr && &current_call->target == &target) current_call->decision = decision;
+}
+
+UnseenBlock::UnseenBlock() noexcept : former_(std::exchange(is_unseen, true)) {}
+UnseenBlock::~UnseenBlock() { is_unseen = former_; }
+
+}  // namespace habana_mp::engine

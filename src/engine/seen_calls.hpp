@@ -1,0 +1,55 @@
+// Those that see each call: the watch of the report, the guard, and an observer in Python. While there is one, the
+// answers that let them see take the place of the plain ones.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "engine/answers.hpp"
+#include "owned.hpp"
+
+namespace habana_mp::engine {
+
+// Sets whether the watch sees calls begin and end and measures the time of their casts.
+void watch_calls(bool watched) noexcept;
+
+// Checks this share of the calls from now on, above 0 and at most 1. `found` is called with the object that was called,
+// the operation's name, the arguments as a tuple and a dict, the result, and the worst values of the result and of the
+// arguments before the call (-1 if they were not checked) as numbers of watch::Finite. It is called for results that
+// are not finite or cannot be read here, and if all calls are checked for all others too. Its exceptions are those of
+// the call. Null stops the guard.
+// After `most` calls, if it is not 0, `found` is called once with the state -1.
+void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept;
+
+// Visits the largest magnitudes of checked results in float16, by operation.
+void for_each_largest(const std::function<void(const std::string&, float)>& visit);
+void forget_largest() noexcept;
+
+// From now on `observer` makes each call: it gets the object that was called, the operation's name, the arguments as a
+// tuple and a dict. Its result, or its exception, is that of the call. It gets no call in code that a tracer or a
+// dispatch mode intercepts, nor those that it makes itself. Null ends it. Returns the former observer.
+Owned set_observer(PyObject* observer) noexcept;
+// Makes the call for which the observer runs in this thread, as without an observer. Returns null with a RuntimeError
+// set if no observer runs.
+PyObject* make_observed_call();
+// The decision about that call, after it was made.
+std::optional<Decision> decision_of_observed_call() noexcept;
+// Stores the decision about a call, if the observer of this thread runs for it.
+void note_decision(const Target& target, Decision decision) noexcept;
+
+// While it lives, calls in this thread are made as they are written: none is seen, decided or counted. They are those
+// of the guard and of an observer themselves. Without these it changes nothing.
+class UnseenBlock {
+ public:
+  UnseenBlock() noexcept;
+  ~UnseenBlock();
+  UnseenBlock(const UnseenBlock&) = delete;
+  UnseenBlock& operator=(const UnseenBlock&) = delete;
+
+ private:
+  bool former_;
+};
+
+}  // namespace habana_mp::engine
