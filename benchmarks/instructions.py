@@ -3,9 +3,10 @@
     python benchmarks/instructions.py [--steps | --seen | --rules | --pretended]
 
 Takes less than a minute; needs valgrind and a C compiler. The emulated processor has AVX2, so kernels that need more
-are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, --seen counts the calls
-with a report by lines and with the guard, --rules counts calls in a module while rules name another module, and --pretended counts calls on the tests' pretended accelerator with
-kernels that compute nothing, as if the device were infinitely fast.
+are not counted. Instead of these calls, --steps counts the shortest training steps of models.py, --seen counts the
+calls with a report by lines and with the guard too, --rules counts calls in a module while rules name another module,
+and --pretended counts calls on the tests' pretended accelerator with kernels that compute nothing, as if the device
+were infinitely fast.
 """
 
 from __future__ import annotations

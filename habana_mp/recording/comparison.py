@@ -139,10 +139,10 @@ class RecordComparison:
         return f"The first difference is born in {_in_words(one)}"
 
     def _largest(self) -> str:
+        parts = []
         others = sorted((one for one in self.born if one is not self.first), key=lambda one: -one.result)
-        parts = (
-            [f"{_count(len(others), 'more difference')} born, the largest in {_in_words(others[0])}"] if others else []
-        )
+        if others:
+            parts.append(f"{_count(len(others), 'more difference')} born, the largest in {_in_words(others[0])}")
         if self.inherited:
             parts.append(f"{_count(self.inherited, 'call')} inherit a difference, or make one within the bound")
         return f"Then: {'; '.join(parts) or 'nothing else differs'}"
@@ -266,7 +266,7 @@ class _Process:
     def __init__(self, name: str, a: list[Row], b: list[Row]) -> None:
         self.born: list[Difference] = []
         self.given: list[Difference] = []
-        self.precisions: list[Difference] = []
+        self.in_another_precision: list[Difference] = []
         self.missing: list[Difference] = []
         self.matched = self.inherited = self.inside = self.of_other_sizes = 0
         self._name = name
@@ -311,51 +311,50 @@ class _Process:
 
     def _pair(self, a: Row, b: Row, alone: Difference | None, *, is_compiled: bool = False) -> None:
         """Compares a call of both. ``alone``: what one of them calls between the pair before and this one."""
-        self.matched += 1
         results = list(zip(a["results"], b["results"], strict=False))
         given = [] if is_compiled else list(zip(a["inputs"], b["inputs"], strict=False))
-        self.of_other_sizes += any(one["sizes"] != other["sizes"] for one, other in results)
         inputs = [difference_of_inputs(one, other) for one, other in given]
-        # The sample may have missed the inputs that differ most: a value that was rounded to the other side.
         of_inputs = max(inputs, default=self._largest)
-        if of_inputs:
+        if of_inputs:  # the sample may have missed the inputs that differ most
             of_inputs = max(of_inputs, self._step, self._largest if b["phase"] == "backward" else 0.0)
         scale, terms = max(scale_of(a), scale_of(b)), 1.0
         if any(one.get("weight") for one, _ in results):
             scale, terms = self._gradients.scale_and_terms(b)
-        if not given:
-            self._gradients.note(b)
         of_result = max((difference(one, other, scale) for one, other in results), default=0.0)
         of_means = max((difference_of_means(one, other) for one, other in results), default=0.0)
-        allowed = bound(a, b, terms)
         found = self._difference(
             b,
             precisions=(_precision(a), _precision(b)),
             result=of_result,
             inputs=of_inputs,
-            bound=allowed,
+            bound=bound(a, b, terms),
             is_compiled=is_compiled,
         )
-        if given and found.precisions[0] != found.precisions[1]:  # and not of a gradient, which has no inputs
-            self.precisions.append(found)
-        outside = [] if self._largest else [place for place, one in enumerate(inputs) if one > spacing(given[place][0])]
-        if outside and alone is not None:
-            self.born.append(replace(alone, result=inputs[outside[0]]))
-        elif outside and given[outside[0]][0]["dtype"] == given[outside[0]][1]["dtype"]:
-            place = outside[0]
-            is_weight = bool(given[place][1].get("weight"))
-            self.given.append(replace(found, inputs=inputs[place], given=place + 1, is_weight=is_weight))
-        elif (
-            outside
-            or of_result > _GROWTH * of_inputs + allowed
-            or (given and not of_inputs and of_means > bound_of_means(a, b))
+        changes = bool(given) and found.precisions[0] != found.precisions[1]  # a gradient, without inputs, has none
+        outside = next((place for place, one in enumerate(inputs) if one > spacing(given[place][0])), None)
+        if outside is not None and not self._largest:
+            one, other = given[outside]
+            if alone is not None:
+                self.born.append(replace(alone, result=inputs[outside]))
+            elif one["dtype"] != other["dtype"]:  # a conversion, which no record has
+                self.born.append(found)
+            else:
+                is_weight = bool(other.get("weight"))
+                self.given.append(replace(found, inputs=inputs[outside], given=outside + 1, is_weight=is_weight))
+        elif of_result > _GROWTH * of_inputs + found.bound or (
+            given and not of_inputs and of_means > bound_of_means(a, b)
         ):
             self.born.append(found)
-        elif of_result:
-            self.inherited += 1
+        else:
+            self.inherited += of_result > 0
+        self.matched += 1
+        self.in_another_precision += [found] if changes else []
+        self.of_other_sizes += any(one["sizes"] != other["sizes"] for one, other in results)
         self._largest = max(self._largest, of_result, *inputs)
         if of_result:
             self._step = max(self._step, *(spacing(one) for pair in results for one in pair))
+        if not given:
+            self._gradients.note(b)
 
     def _difference(self, row: Row, **more: Any) -> Difference:
         same = {name: row[name] for name in ("module", "operation", "phase", "number", "file", "line")}
@@ -383,7 +382,7 @@ def _of_records(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RecordC
     return RecordComparison(
         born=tuple(one for part in found for one in part.born),
         given=tuple(one for part in found for one in part.given),
-        in_another_precision=tuple(one for part in found for one in part.precisions),
+        in_another_precision=tuple(one for part in found for one in part.in_another_precision),
         missing=tuple(one for part in found for one in part.missing),
         matched=sum(part.matched for part in found),
         inherited=sum(part.inherited for part in found),

@@ -99,8 +99,8 @@ class Gradients:
 
 
 def bound(a: Row, b: Row, terms: float = 1.0) -> float:
-    """Returns the difference that two kernels may make of the same inputs: one rounding of the result, and the roundings
-    of its sums in float32, in another order."""
+    """Returns the difference that two kernels may make of the same inputs: one rounding of the result, and those of its
+    sums in float32, in another order."""
     if any(one["sizes"] != other["sizes"] for one, other in zip(a["results"], b["results"], strict=False)):
         return _OF_OTHER_SIZES
     return _rounding(a, b) + bound_of_sums(a, b, terms)

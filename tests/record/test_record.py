@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from habana_mp import hmp
 from habana_mp.recording.values import described
-from planted import record
+from helpers.recorded import record
 
 ROOT = Path(__file__).parents[2]
 

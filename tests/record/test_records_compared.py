@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from habana_mp import cli, hmp
-from planted import record
+from helpers.recorded import record
 
 
 @pytest.fixture(scope="module")
