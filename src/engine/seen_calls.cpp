@@ -261,14 +261,22 @@ template <typename Make>
 
 // ---- the answers ----------------------------------------------------------------------------------------------------
 
+bool is_only_guarded = false;
+
+// True for a call that nobody sees, since the guard is alone and does not check it.
+inline bool is_passed() noexcept { return is_only_guarded && !is_unseen && --calls_left > 0; }
+
 template <typename Make>
 PyObject* seen(Target& target, const Arguments& arguments, std::optional<Decision> decision, const Make& make) {
   if (is_unseen) return call_original(target, arguments);
+  if (is_only_guarded) return checked(target, arguments, make);
   const auto check = [&] { return --calls_left > 0 ? make() : checked(target, arguments, make); };
   return *observing ? observed(target, arguments, decision, check) : check();
 }
 
 PyObject* answer_by_rule_seen(Target& target, const Rule& rule, const Arguments& arguments) {
+  if (is_passed()) [[likely]]
+    return answer_by_rule(target, rule, arguments);
   return seen(target, arguments, std::nullopt, [&] {
     return is_watched ? answer_by_rule_watched(target, rule, arguments) : answer_by_rule(target, rule, arguments);
   });
@@ -278,6 +286,8 @@ using Answer = PyObject* (*)(Target&, const Arguments&);
 
 template <Answer plain, Answer watched, Reason reason>
 PyObject* answer_seen(Target& target, const Arguments& arguments) {
+  if (is_passed()) [[likely]]
+    return plain(target, arguments);
   return seen(target, arguments, Decision{Precision::unchanged, reason},
               [&] { return is_watched ? watched(target, arguments) : plain(target, arguments); });
 }
@@ -289,7 +299,9 @@ constexpr Answers seen_answers{&answer_by_rule_seen,
                                &answer_seen<&call_original, &answer_unlisted_watched, Reason::unlisted>};
 
 void choose_answers() noexcept {
-  answers = is_watched || guard->found || *observing ? seen_answers : plain_answers;
+  const bool is_guarded = static_cast<bool>(guard->found);
+  is_only_guarded = is_guarded && !is_watched && !*observing;
+  answers = is_watched || is_guarded || *observing ? seen_answers : plain_answers;
 }
 
 }  // namespace
