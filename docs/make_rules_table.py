@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -194,6 +195,28 @@ def options_table() -> str:
     return _table(("option", "default", "meaning", "on the command line", "more"), rows)
 
 
+#: The pages of docs/how-to that begin with scripts of examples/how_to.
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "accelerate": ("accelerate_loop",),
+    "compile": ("compiled",),
+    "ddp-and-fsdp": ("ddp_and_fsdp",),
+    "diffusers": ("diffusers_ema",),
+    "export": ("export",),
+    "ignite": ("ignite_engine",),
+    "lightning": ("lightning_trainer", "fabric_loop"),
+    "notebook": ("notebook",),
+    "sentence-transformers": ("sentence_transformers_trainer",),
+    "serving": ("serving",),
+    "trainer": ("trainer",),
+    "trl-and-peft": ("trl_and_peft",),
+}
+
+
+def script(name: str) -> str:
+    text = (DOCS.parent / "examples" / "how_to" / f"{name}.py").read_text("utf-8")
+    return f"```python\n# {name}.py\n{text}```"
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "rules.md": {"operations": operations_table},
     "log.md": {"reasons": reasons_table},
@@ -205,6 +228,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "presets": presets_table,
         "models": models_table,
     },
+    **{f"how-to/{page}.md": {f"{name}.py": partial(script, name) for name in names} for page, names in SCRIPTS.items()},
 }
 
 
