@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from pathlib import Path
 
 from habana_mp.diagnosis.findings import Finding, OperationRow
-from habana_mp.reporting.page import filled, printable, source_of
-
-_HERE = Path(__file__).parent
+from habana_mp.reporting.page import in_html, page
 
 
 def html_page(headline: str, findings: Iterable[Finding], rows: Iterable[OperationRow]) -> str:
-    style = (_HERE / "page.css").read_text("utf-8")
     items = "".join(map(_item, findings))
     parts = {
-        "title": "Diagnosis: operations in lower precision",
-        "headline": _text(headline),
-        "style": style,
-        "style_source": source_of(style),
+        "headline": in_html(headline),
         "findings": items,
         "hide_findings": "" if items else " hidden",
         "rows": "".join(map(_row, rows)),
     }
-    return filled((_HERE / "page.html").read_text("utf-8"), parts)
-
-
-def _text(text: str) -> str:
-    return html.escape(printable(text))
+    return page("Diagnosis: operations in lower precision", Path(__file__).parent / "page.html", parts)
 
 
 def _item(finding: Finding) -> str:
-    rule = f"<pre><code>{_text(f'rules={finding.rule!r}')}</code></pre>" if finding.rule else ""
-    return f'<li><span class="kind">{finding.kind}</span>{_text(finding.text)}{rule}</li>'
+    rule = f"<pre><code>{in_html(f'rules={finding.rule!r}')}</code></pre>" if finding.rule else ""
+    return f'<li><span class="kind">{finding.kind}</span>{in_html(finding.text)}{rule}</li>'
 
 
 def _row(row: OperationRow) -> str:
@@ -48,5 +37,5 @@ def _row(row: OperationRow) -> str:
         f"{row.gradient_error:.2g}" if row.gradient_error else "",
         inputs,
     )
-    cells = [f"<td>{_text(one)}</td>" for one in texts] + [f'<td class="number">{one}</td>' for one in numbers]
+    cells = [f"<td>{in_html(one)}</td>" for one in texts] + [f'<td class="number">{one}</td>' for one in numbers]
     return f"<tr>{''.join(cells)}</tr>"

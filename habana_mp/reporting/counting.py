@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
 from habana_mp.reporting import guard_texts
-from habana_mp.reporting.merging import key_of, sum_of
+from habana_mp.reporting.merging import joined
 from habana_mp.reporting.records import (
     REASONS,
     CachedWeights,
@@ -55,7 +55,6 @@ class Stopwatch:
         self._began = time.perf_counter() if running else None
 
     def reset(self) -> None:
-        self._before = 0.0
         self.run(running=self._began is not None)
         self._before = 0.0
 
@@ -128,29 +127,26 @@ def _plain_name(operation: str) -> str:
 def current() -> Report:
     """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
-    counters = _counters()
-    counted = _counted(counters)
+    counters, now = _counters(), _core.weights_statistics()
     on_devices = device_times.read()
-    watched = [_row_of(number, record, on_devices.get(number)) for number, record in enumerate(records)]
-    for row in watched:
-        counted[row.operation, row.precision, row.reason].take_away(row)
-    rows, places = _one_each(watched)
-    unwatched = [(key, one) for key, one in counted.items() if one]
-    rows += [one.row(key, order=len(records) + number) for number, (key, one) in enumerate(unwatched)]
-    edges: dict[tuple[int, int], list[int]] = {}
-    for number, record in enumerate(records):
-        for source, calls, casts in record["from"]:
-            sums = edges.setdefault((places[source], places[number]), [0, 0])
-            sums[0] += calls
-            sums[1] += casts
-    ranked = sorted(range(len(rows)), key=lambda number: _rank(rows[number]))
-    ranks = {number: rank for rank, number in enumerate(ranked)}
+    watched = [_row_of(record, on_devices.get(number)) for number, record in enumerate(records)]
+    flows = [
+        Edge(source, number, calls, casts)
+        for number, record in enumerate(records)
+        for source, calls, casts in record["from"]
+    ]
+    rows, edges = joined([((*watched, *_unwatched(counters, watched)), flows)], _rank)
     return Report(
-        rows=tuple(rows[number] for number in ranked),
-        weights=_cached_weights(counters),
+        rows=rows,
+        weights=CachedWeights(
+            **{what: counters["weights", what] for what in _OF_WEIGHTS},
+            weights=now["weights"],
+            bytes=now["bytes"],
+            reasons={why: counters["reasons", why] for why in now["reasons"] if counters["reasons", why]},
+        ),
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
-        edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
+        edges=edges,
         configuration=configuration(),
         seconds=stopwatch.seconds if records else None,
         environment=_environment(),
@@ -161,108 +157,30 @@ def current() -> Report:
     )
 
 
-@dataclass
-class _Counts:
-    """The counts of one operation, precision and reason, and the rule behind the reason."""
-
-    rule: str | None = None
-    is_own: bool = False
-    calls: int = 0
-    casts: int = 0
-    bytes: int = 0
-    small: int = 0
-
-    def __bool__(self) -> bool:
-        return any((self.calls, self.casts, self.bytes, self.small))
-
-    def take_away(self, row: Row) -> None:
-        self.calls -= row.calls
-        self.casts -= row.casts
-        self.bytes -= row.bytes
-        self.small -= row.small
-
-    def row(self, key: tuple[str, str, str], order: int) -> Row:
-        operation, precision, reason = key
-        return Row(
-            operation,
-            precision,
-            self.calls,
-            self.casts,
-            self.bytes,
-            reason,
-            self.rule,
-            is_own=self.is_own,
-            small=self.small,
-            order=order,
-        )
-
-
-def _counted(counters: _Counters) -> dict[tuple[str, str, str], _Counts]:
-    counted: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
-    for (what, *call), amount in counters.items():
-        if what in _OF_CALLS:
-            name, precision, reason = call
-            one = counted[_plain_name(name), precision, reason]
-            if one.rule is None:
-                one.rule, one.is_own = _rule_of(name, precision, reason)
-            setattr(one, what, getattr(one, what) + amount)
-    return counted
-
-
-def _cached_weights(counters: _Counters) -> CachedWeights:
-    now = _core.weights_statistics()
-    return CachedWeights(
-        **{what: counters["weights", what] for what in _OF_WEIGHTS},
-        weights=now["weights"],
-        bytes=now["bytes"],
-        reasons={why: counters["reasons", why] for why in now["reasons"] if counters["reasons", why]},
-    )
-
-
-def _row_of(number: int, record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
-    key = _plain_name(record["operation"]), record["precision"], record["reason"]
-    same = (
-        "calls",
-        "casts",
-        "bytes",
-        "reason",
-        "phase",
-        "module",
-        "file",
-        "line",
-        "function",
-        "hits",
-        "small",
-        "refused",
-        "noticed",
-    )
+def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
     rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"] or "")
     seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
-    return Row(
-        operation=key[0],
-        precision=key[1],
-        rule=rule,
-        is_own=is_own,
-        seconds=seconds,
-        cast_seconds=cast_seconds,
-        order=number,
-        **{name: record[name] for name in same},
-    )
+    given = {one.name: record[one.name] for one in fields(Row) if one.name in record}
+    row = Row(**given, rule=rule, is_own=is_own, seconds=seconds, cast_seconds=cast_seconds)
+    return replace(row, operation=_plain_name(row.operation))
 
 
-def _one_each(rows: list[Row]) -> tuple[list[Row], list[int]]:
-    """Joins the rows of several instructions of one line. Returns the joined rows, and the new index of each row."""
-    joined: dict[tuple[Any, ...], int] = {}
-    made: list[Row] = []
-    places = []
-    for row in rows:
-        place = joined.setdefault(key_of(row), len(made))
-        if place == len(made):
-            made.append(row)
-        else:
-            made[place] = sum_of(made[place], row)
-        places.append(place)
-    return made, places
+def _unwatched(counters: _Counters, watched: list[Row]) -> Iterator[Row]:
+    """Yields rows of the calls that were counted, but not watched."""
+    amounts: _Counters = Counter()
+    names: dict[tuple[str, ...], str] = {}
+    for (what, *call), amount in counters.items():
+        if what in _OF_CALLS:
+            key = (_plain_name(call[0]), *call[1:])
+            names.setdefault(key, call[0])
+            amounts[what, *key] += amount
+    for row in watched:
+        amounts.subtract({(what, row.operation, row.precision, row.reason): getattr(row, what) for what in _OF_CALLS})
+    for (operation, precision, reason), name in names.items():
+        left: dict[str, Any] = {what: amounts[what, operation, precision, reason] for what in _OF_CALLS}
+        if any(left.values()):
+            rule, is_own = _rule_of(name, precision, reason)
+            yield Row(operation, precision, **left, reason=reason, rule=rule, is_own=is_own)
 
 
 def _rank(row: Row) -> tuple[Any, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from functools import reduce
 from typing import Any
 
 from habana_mp.reporting.records import CachedWeights, Edge, ModuleRow, Row
@@ -18,97 +18,61 @@ def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
     first = reports[0]
     if len(reports) == 1 and ranks in (None, first.ranks):
         return first
-    rows: dict[tuple[Any, ...], Row] = {}
-    edges: dict[tuple[Any, Any], list[int]] = {}
-    modules: dict[str, ModuleRow] = {}
-    for report in reports:
-        keys = [key_of(row) for row in report.rows]
-        for key, row in zip(keys, report.rows, strict=True):
-            rows[key] = sum_of(rows[key], row) if key in rows else replace(row, order=len(rows))
-        for edge in report.edges:
-            counts = edges.setdefault((keys[edge.source], keys[edge.target]), [0, 0])
-            counts[0] += edge.calls
-            counts[1] += edge.casts
-        for one in report.modules:
-            known = modules.get(one.path, replace(one, calls=0, seconds=0.0))
-            modules[one.path] = replace(known, calls=known.calls + one.calls, seconds=known.seconds + one.seconds)
-    places = {key: number for number, key in enumerate(rows)}
+    rows, edges = joined((report.rows, report.edges) for report in reports)
+    modules = reduce(_sum, ({(one.path, one.kind): _counts(one) for one in report.modules} for report in reports))
+    guarded = reduce(_sum, (report.guarded for report in reports))
+    # The larger of two shares of an operation is the later one.
+    ranges = dict(sorted((one for report in reports for one in report.ranges.items()), key=lambda item: item[1]))
     return replace(
         first,
-        rows=tuple(rows.values()),
-        weights=_sum_of_weights([report.weights for report in reports]),
-        edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
-        modules=tuple(modules.values()),
+        rows=rows,
+        weights=CachedWeights(**reduce(_sum, (asdict(report.weights) for report in reports))),
+        edges=edges,
+        modules=tuple(ModuleRow(*module, **counts) for module, counts in modules.items()),
         seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # in parallel
-        ranges=_largest([report.ranges for report in reports]),
+        ranges=dict(sorted(ranges.items(), key=lambda item: -item[1])),
         results=(sum(one.results[0] for one in reports), sum(one.results[1] for one in reports)),
-        guarded=_with_all_ranks([report.guarded for report in reports]),
+        guarded={text: tuple(sorted({*by})) for text, by in guarded.items()},
         ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
         is_live=False,
     )
 
 
-_COUNTED = ("calls", "casts", "bytes", "hits", "small", "seconds", "cast_seconds")
+def joined(
+    parts: Iterable[tuple[Iterable[Row], Iterable[Edge]]], rank: Callable[[Row], Any] | None = None
+) -> tuple[tuple[Row, ...], tuple[Edge, ...]]:
+    """Joins rows of the same place and outcome, and the edges between them. The rows are sorted by ``rank``; without
+    it they are in the order of their first calls."""
+    rows: dict[Any, Row] = {}
+    edges: dict[Any, Any] = {}
+    for its_rows, its_edges in parts:
+        keys = []
+        for row in its_rows:
+            key = tuple(getattr(row, name) for name in _SAME)
+            rows[key] = replace(rows[key], **_sum(_counts(rows[key]), _counts(row))) if key in rows else row
+            keys.append(key)
+        for edge in its_edges:
+            ends = keys[edge.source], keys[edge.target]
+            edges[ends] = _sum(edges.get(ends), _counts(edge))
+    rows = {key: replace(row, order=order) for order, (key, row) in enumerate(rows.items())}
+    if rank is not None:
+        rows = dict(sorted(rows.items(), key=lambda item: rank(item[1])))
+    places = {key: number for number, key in enumerate(rows)}
+    return tuple(rows.values()), tuple(Edge(places[a], places[b], **counts) for (a, b), counts in edges.items())
 
 
-def key_of(row: Row) -> tuple[Any, ...]:
-    return tuple(
-        getattr(row, one.name) for one in fields(row) if one.name not in (*_COUNTED, "order", "refused", "noticed")
-    )
+_COUNTED = ("calls", "casts", "bytes", "hits", "small", "seconds", "cast_seconds", "refused", "noticed")
+_SAME = tuple(one.name for one in fields(Row) if one.name not in (*_COUNTED, "order"))
 
 
-def sum_of(a: Row, b: Row) -> Row:
-    counts = {name: _added(getattr(a, name), getattr(b, name)) for name in _COUNTED}
-    return replace(a, **counts, refused=_added_up([a.refused, b.refused]), noticed=_joined(a.noticed, b.noticed))
+def _counts(part: Row | Edge | ModuleRow) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in _COUNTED if hasattr(part, name)}
 
 
-def _joined(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """Returns what two rows noticed: the sums of their counts, and the larger of their largest values."""
-    return {
-        name: max(a.get(name, 0), b.get(name, 0)) if name.startswith("largest") else a.get(name, 0) + b.get(name, 0)
-        for name in (*a, *(one for one in b if one not in a))
-    }
-
-
-def _added(a: Any, b: Any) -> Any:
-    return b if a is None else a if b is None else a + b
-
-
-def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
-    for one in counts:
-        for name, count in one.items():
-            sums[name] += count
-    return dict(sums)
-
-
-def _largest(shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    largest: dict[str, float] = {}
-    for one in shares:
-        for name, share in one.items():
-            largest[name] = max(share, largest.get(name, 0.0))
-    return dict(sorted(largest.items(), key=lambda item: -item[1]))
-
-
-def _with_all_ranks(guarded: Iterable[Mapping[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    all_ranks: dict[str, set[int]] = defaultdict(set)
-    for one in guarded:
-        for text, ranks in one.items():
-            all_ranks[text].update(ranks)
-    return {text: tuple(sorted(ranks)) for text, ranks in all_ranks.items()}
-
-
-def _sum_of_weights(all_weights: list[CachedWeights]) -> CachedWeights:
-    counts = {name: sum(getattr(one, name) for one in all_weights) for name in _COUNTS_OF_WEIGHTS}
-    return CachedWeights(**counts, reasons=_added_up(one.reasons for one in all_weights))
-
-
-_COUNTS_OF_WEIGHTS = (
-    "hits",
-    "refreshes",
-    "refreshed_bytes",
-    "refused",
-    "products",
-    "weights",
-    "bytes",
-)
+def _sum(a: Any, b: Any, name: str = "") -> Any:
+    """Adds up mappings by name. Of the largest values of something the larger one is taken, and None is no value."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, Mapping):
+        return {one: _sum(a.get(one), b.get(one), one) for one in {**a, **b}}
+    return max(a, b) if name.startswith("largest") else a + b

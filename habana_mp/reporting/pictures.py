@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from habana_mp import _core
+from habana_mp.policy.options import DETAILS
 from habana_mp.reporting.records import Records, Row
 
 #: The most rows that are printed of a report by modules or by lines.
@@ -18,53 +20,22 @@ _MOST_ROWS = 40
 
 _COLOURS = {"bf16": "#8ecae6", "fp16": "#95d5b2", "fp32": "#ffb703", "unchanged": "#dddddd"}
 
-
-def _columns(report: Records) -> tuple[tuple[str, ...], int]:
-    """Returns the names of a table's columns, and how many of them hold words."""
-    words = ["operation", "precision", "why"]
-    if report.detail != "operations":
-        words.append("module")
-    if report.detail == "lines":
-        words.append("place")
-    numbers = ["calls", "casts", "MB cast"]
-    if report.total("seconds") is not None:
-        numbers += ["ms", "ms of casts"]
-    return (*words, *numbers), len(words)
-
-
-def _cells(row: Row, columns: Sequence[str]) -> list[str]:
-    cells = {
-        "operation": row.operation,
-        "precision": row.ran_in,
-        "why": row.why if not row.is_listed or row.rule is None else f"listed, {row.rule}",
-        "module": " ".join(filter(None, (row.module, "" if row.phase == "forward" else f"({row.phase})"))),
-        "place": row.place,
-        "calls": f"{row.calls}",
-        "casts": f"{row.casts}",
-        "MB cast": f"{row.bytes / 1e6:.3f}",
-        "ms": "" if row.seconds is None else f"{1e3 * row.seconds:.3f}",
-        "ms of casts": "" if row.cast_seconds is None else f"{1e3 * row.cast_seconds:.3f}",
-    }
-    return [_core.printable(cells[column]) for column in columns]
-
-
-def _total(report: Records, columns: Sequence[str]) -> list[str]:
-    totals = {
-        "operation": "total",
-        "calls": f"{report.total('calls')}",
-        "casts": f"{report.total('casts')}",
-        "MB cast": f"{report.total('bytes') / 1e6:.3f}",
-        "ms": f"{1e3 * (report.total('seconds') or 0.0):.3f}",
-        "ms of casts": f"{1e3 * (report.total('cast_seconds') or 0.0):.3f}",
-    }
-    return [totals.get(column, "") for column in columns]
-
-
-def _shown(report: Records) -> tuple[Sequence[Row], int]:
-    rows = report.rows if report.detail == "operations" else report.rows[:_MOST_ROWS]
-    return rows, len(report.rows) - len(rows)
-
-
+#: The columns of words. The last ones need a report by modules, and one by lines.
+_WORDS: dict[str, Callable[[Row], str]] = {
+    "operation": lambda row: row.operation,
+    "precision": lambda row: row.ran_in,
+    "why": lambda row: row.why if not row.is_listed or row.rule is None else f"listed, {row.rule}",
+    "module": lambda row: " ".join(filter(None, (row.module, "" if row.phase == "forward" else f"({row.phase})"))),
+    "place": lambda row: row.place,
+}
+#: The columns of numbers: the field of a row, and the unit if it is no count. The last ones need times.
+_NUMBERS = {
+    "calls": ("calls", None),
+    "casts": ("casts", None),
+    "MB cast": ("bytes", 1e6),
+    "ms": ("seconds", 1e-3),
+    "ms of casts": ("cast_seconds", 1e-3),
+}
 #: The columns that a narrow terminal shortens, the first one first, and the least width of each.
 _SHORTENED = {"why": 16, "operation": 18, "module": 12, "place": 12}
 #: The columns that a terminal of fewer letters than `_WIDE` leaves out.
@@ -74,15 +45,35 @@ _LEFT_OUT, _WIDE = ("MB cast", "ms of casts"), 120
 _CODES = {"bf16": "34", "fp16": "34", "fp32": "33", "unchanged": "2"}
 
 
+def _numbers(value_of: Callable[[str], float | None], columns: Iterable[str]) -> Iterator[str]:
+    for name, unit in map(_NUMBERS.__getitem__, columns):
+        value = value_of(name)
+        yield "" if value is None else f"{value}" if unit is None else f"{value / unit:.3f}"
+
+
+def _cells(report: Records, most: int | None = None) -> tuple[Sequence[Row], list[list[str]], int, list[str]]:
+    """Returns the rows of a table; the cells of its head, of these rows, and of the sums; how many columns have words;
+    and a line about the other rows, if there are any."""
+    words = list(_WORDS)[: 3 + DETAILS.index(report.detail)]
+    numbers = list(_NUMBERS)[: 3 if report.total("seconds") is None else 5]
+    if most is not None and most < _WIDE:
+        numbers = [column for column in numbers if column not in _LEFT_OUT]
+    rows = report.rows if report.detail == "operations" else report.rows[:_MOST_ROWS]
+    cells = [
+        [*(_core.printable(_WORDS[column](row)) for column in words), *_numbers(partial(getattr, row), numbers)]
+        for row in rows
+    ]
+    total = ["total", *("" for _ in words[1:]), *_numbers(lambda name: report.total(name) or 0, numbers)]
+    left_out = len(report.rows) - len(rows)
+    more = [f"... and {left_out} more rows: to_html() and to_json() have all"] if left_out else []
+    return rows, [[*words, *numbers], *cells, total], len(words), more
+
+
 def table(report: Records, most: int | None = None, *, coloured: bool = False) -> list[str]:
     """Returns the lines of the table, with at most this many letters if that is possible."""
-    columns, word_columns = _columns(report)
-    if most is not None and most < _WIDE:
-        columns = tuple(column for column in columns if column not in _LEFT_OUT)
-    rows, left_out = _shown(report)
-    table_rows = [_cells(row, columns) for row in rows]
-    total = _total(report, columns)
-    widths = [max(map(len, column)) for column in zip(columns, *table_rows, total, strict=True)]
+    rows, cells, word_columns, more = _cells(report, most)
+    columns = cells[0]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for column, least in _SHORTENED.items() if most is not None else ():
         if column in columns:
             number, excess = columns.index(column), sum(widths) + 2 * len(widths) - 2 - (most or 0)
@@ -98,9 +89,8 @@ def table(report: Records, most: int | None = None, *, coloured: bool = False) -
         return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
-    more = [f"... and {left_out} more rows: to_html() and to_json() have all"] if left_out else []
-    lines = [line(cells, row.precision) for cells, row in zip(table_rows, rows, strict=True)]
-    return [line(columns), rule, *lines, *more, rule, line(total)]
+    lines = [line(of_row, row.precision) for of_row, row in zip(cells[1:-1], rows, strict=True)]
+    return [line(columns), rule, *lines, *more, rule, line(cells[-1])]
 
 
 def _shortened(text: str, width: int, column: str) -> str:
@@ -120,24 +110,21 @@ def _shortened(text: str, width: int, column: str) -> str:
 
 def html(report: Records, words: tuple[str, ...]) -> str:
     """Returns the HTML for a notebook: the first lines, and the rows in a table."""
-    columns, word_columns = _columns(report)
-    rows, left_out = _shown(report)
-    lines = [f"<p>{escape(line)}</p>" for line in words]
+    rows, cells, word_columns, more = _cells(report)
 
     def line(cells: Sequence[str], tag: str) -> str:
-        sides = ["left" if number < word_columns else "right" for number in range(len(cells))]
         made = (
-            f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True)
+            f'<{tag} style="text-align: {"left" if number < word_columns else "right"}">{escape(cell)}</{tag}>'
+            for number, cell in enumerate(cells)
         )
         return f"<tr>{''.join(made)}</tr>"
 
+    lines = [f"<p>{escape(line)}</p>" for line in words]
     if rows:
-        body = "".join(line(_cells(row, columns), "td") for row in rows)
-        lines.append(f"<table><thead>{line(columns, 'th')}</thead><tbody>{body}</tbody>")
-        lines.append(f"<tfoot>{line(_total(report, columns), 'th')}</tfoot></table>")
-    if left_out:
-        lines.append(f"<p>... and {left_out} more rows: to_html() and to_json() have all</p>")
-    return "".join(lines)
+        body = "".join(line(of_row, "td") for of_row in cells[1:-1])
+        lines.append(f"<table><thead>{line(cells[0], 'th')}</thead><tbody>{body}</tbody>")
+        lines.append(f"<tfoot>{line(cells[-1], 'th')}</tfoot></table>")
+    return "".join((*lines, *(f"<p>{line}</p>" for line in more)))
 
 
 # ---- graph ----------------------------------------------------------------------------------------------------------

@@ -86,14 +86,8 @@ class Row:
         return "" if self.file is None else short_place(self.file, self.line)
 
     def to_dict(self) -> dict[str, Any]:
-        found = {**asdict(self), "refused": dict(self.refused), "noticed": dict(self.noticed)}
-        return {
-            **found,
-            "ran_in": self.ran_in,
-            "why": self.why,
-            "casts_up": self.casts_up,
-            "casts_down": self.casts_down,
-        }
+        derived = {name: getattr(self, name) for name in ("ran_in", "why", "casts_up", "casts_down")}
+        return {**asdict(self), **derived}
 
 
 def is_by_list(reason: str) -> bool:

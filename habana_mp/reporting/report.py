@@ -14,10 +14,9 @@ from typing import Any, TextIO, TypeVar
 from habana_mp.common.computed_once import computed_once
 from habana_mp.reporting import pictures
 from habana_mp.reporting.findings import Finding, findings_of, first_lines
-from habana_mp.reporting.page import html_page
+from habana_mp.reporting.page import FORMAT, VERSION, html_page
 from habana_mp.reporting.records import CachedWeights, Edge, ModuleRow, Records, Row, line_of_range
 
-_FORMAT, _VERSION = "habana-mp report", 1
 _Path = str | os.PathLike[str]
 
 #: The types that a field of a report may have in JSON, by its annotation.
@@ -68,8 +67,8 @@ class Report(Records):
             part = replace(self, rows=tuple(row for row in self.rows if row.precision == precision))
             by_precision[precision] = {"calls": part.total("calls"), "seconds": part.total("seconds")}
         return {
-            "format": _FORMAT,
-            "version": _VERSION,
+            "format": FORMAT,
+            "version": VERSION,
             "detail": self.detail,
             "environment": dict(self.environment),
             "configuration": None if self.configuration is None else dict(self.configuration),
@@ -102,11 +101,11 @@ class Report(Records):
         Raises:
             ValueError: it is not a report, or one of another version of the format.
         """
-        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
-            raise ValueError(f'it is no report: a report has "format": "{_FORMAT}"')
-        if content.get("version") != _VERSION:
+        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+            raise ValueError(f'it is no report: a report has "format": "{FORMAT}"')
+        if content.get("version") != VERSION:
             raise ValueError(
-                f"it is a report of version {content.get('version')} of the format; this package reads {_VERSION}"
+                f"it is a report of version {content.get('version')} of the format; this package reads {VERSION}"
             )
         try:
             return cls._read(content)

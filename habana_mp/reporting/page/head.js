@@ -1,12 +1,11 @@
 // The head of the page: the findings in words, the origin of the report, its totals.
 
-function showHead(report) {
+function showHead() {
   byId("script").textContent = fileName(report.environment.script ?? "habana_mp");
   byId("environment").append(...environmentInWords(report).map((part) => element("span", {}, part)));
   byId("words").append(...report.words.map((line) => element("p", {}, ...withCode(line))));
-  byId("precisions").append(...precisionShares(report));
-  byId("totals").append(...totals(report).map(([name, value]) => described(name, value)));
-  byId("weights").textContent = weightsInWords(report.weights);
+  showPrecisions(report.totals.by_precision);
+  byId("totals").append(...described(totals(report.totals)));
 }
 
 function fileName(path) {
@@ -14,90 +13,58 @@ function fileName(path) {
 }
 
 function environmentInWords({ environment, configuration, ranks, seconds }) {
-  const parts = [
-    ...["habana_mp", "torch", "python"].map((name) => named(name === "python" ? "Python" : name, environment[name])),
-    environment.processor,
-    named("device", environment.device),
-    ...configurationInWords(configuration),
-    ranks > 1 ? `sums of ${ranks} ranks` : null,
-    seconds === null ? null : `${duration(seconds)} watched`,
+  const { opt_level: level, lower, preset, within, bf16_list: lowerList, fp32_list: fp32List } = configuration ?? {};
+  const named = [
+    ["habana_mp", environment.habana_mp],
+    ["torch", environment.torch],
+    ["Python", environment.python],
+    ["", environment.processor],
+    ["device", environment.device],
+    ["", configuration === null ? "not converted" : [level, lower].filter(Boolean).join(", ")],
+    ["preset", preset],
+    ["within", within],
+    ["list", lowerList && fileName(lowerList)],
+    ["list", fp32List && fileName(fp32List)],
+    ["sums of", ranks > 1 && `${ranks} ranks`],
+    ["", seconds !== null && `${duration(seconds)} watched`],
   ];
-  return parts.filter((part) => Boolean(part));
+  return named.filter(([, value]) => value).map(([name, value]) => `${name} ${value}`.trim());
 }
 
-function named(name, value) {
-  return value === null || value === undefined ? null : `${name} ${value}`;
-}
-
-function configurationInWords(configuration) {
-  if (configuration === null) return ["not converted"];
-  const { opt_level: level, lower, preset, within, bf16_list: lowerList, fp32_list: fp32List } = configuration;
-  return [
-    [level, lower].filter(Boolean).join(", "),
-    named("preset", preset),
-    named("within", within),
-    ...[lowerList, fp32List].map((path) => (path ? `list ${fileName(path)}` : null)),
-  ];
-}
-
-function precisionShares(report) {
-  const costs = costsByPrecision(report);
-  const all = sum(Object.values(costs), (cost) => cost);
+function showPrecisions(totals) {
+  const costs = Object.entries(totals).map(([name, { seconds, calls }]) => [name, report.timed ? seconds ?? 0 : calls]);
+  const mix = Object.fromEntries(costs);
+  const legend = sharesOf(mix).map(([precision, share]) => {
+    const calls = element("small", {}, counted(totals[precision].calls, "call"));
+    return element("span", {}, swatch(precision), element("b", {}, percent(share)), ` ${precision} `, calls);
+  });
   const unit = report.timed ? "of the time" : "of the calls";
-  const legend = PRECISIONS.filter((precision) => costs[precision] > 0).map((precision) =>
-    element(
-      "span",
-      {},
-      element("i", { class: `swatch ${precisionClass(precision)}` }),
-      element("b", {}, percent(costs[precision] / all)),
-      ` ${precision} `,
-      element("small", {}, counted(report.totals.by_precision[precision]?.calls ?? 0, "call")),
-    ),
-  );
   const label = `Precisions by share ${unit}`;
-  const bar = element("div", { class: "bar-of-precisions", role: "img", "aria-label": label }, stackedBar(costs));
-  return [bar, element("p", { class: "legend" }, ...legend, element("small", { class: "unit" }, unit))];
-}
-
-function costsByPrecision({ totals: { by_precision: shares }, timed }) {
-  const costs = Object.entries(shares).map(([precision, of]) => [precision, timed ? of.seconds ?? 0 : of.calls]);
-  return Object.fromEntries(costs);
-}
-
-function totals({ totals: all }) {
-  const shown = [
-    ["calls", count(all.calls)],
-    ["casts", count(all.casts)],
-    ["cast data", size(all.bytes)],
-    ["cached casts used", count(all.hits)],
-    ["time of operations", all.seconds === null ? null : duration(all.seconds)],
-    ["time of casts", all.cast_seconds === null ? null : duration(all.cast_seconds)],
-  ];
-  return shown.filter(([, value]) => value !== null);
-}
-
-function weightsInWords(weights) {
-  if (!weights || weights.weights + weights.hits + weights.refused + weights.products === 0) return "";
-  const again = weights.refreshed_bytes > 0 ? ` (${size(weights.refreshed_bytes)})` : "";
-  const reasons = Object.entries(weights.reasons).map(([reason, times]) => `${reason}: ${count(times)}`);
-  return (
-    `Casts of ${counted(weights.weights, "weight")} are cached (${size(weights.bytes)}), ` +
-    `used ${counted(weights.hits, "time")}, refreshed ` +
-    `${counted(weights.refreshes, "time")}${again}, not cached ${counted(weights.refused, "time")}` +
-    (reasons.length > 0 ? ` (${reasons.join(", ")}).` : ".") +
-    (weights.products > 0 ? ` habana_mp's kernels computed ${counted(weights.products, "product")} with weights.` : "")
+  byId("precisions").append(
+    element("div", { class: "bar-of-precisions", role: "img", "aria-label": label }, stackedBar(mix)),
+    element("p", { class: "legend" }, ...legend, element("small", { class: "unit" }, unit)),
   );
 }
 
-// ---- light and dark ------------------------------------------------------------------------------------------------
+function totals({ calls, casts, bytes, hits, seconds, cast_seconds: castSeconds }) {
+  return [
+    ["calls", count(calls)],
+    ["casts", count(casts)],
+    ["cast data", size(bytes)],
+    ["cached casts used", count(hits)],
+    ["time of operations", seconds === null ? null : duration(seconds)],
+    ["time of casts", castSeconds === null ? null : duration(castSeconds)],
+  ];
+}
 
-function offerThemes() {
-  const button = byId("theme");
+/** The page is light or dark like the system, until the button is pressed. */
+function showTheme() {
+  const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const name = () => (button.textContent = isDark() ? "Light" : "Dark");
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const name = () => (byId("theme").textContent = isDark() ? "Light" : "Dark");
+  byId("theme").addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
     name();
   });
   system.addEventListener("change", name);

@@ -40,3 +40,12 @@ function percent(share) {
   if (share > 0 && share < 0.01) return "< 1 %";
   return `${Math.round(share * 100)} %`;
 }
+
+function sum(items, value) {
+  return items.reduce((total, item) => total + value(item), 0);
+}
+
+/** Returns the greatest value, or 0. (A spread into Math.max has a limit.) */
+function greatest(items, value) {
+  return items.reduce((most, item) => Math.max(most, value(item)), 0);
+}

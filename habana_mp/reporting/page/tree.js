@@ -5,164 +5,101 @@ const INDENT = 12;
 /** At least this many lines are open at first, if there are so many. */
 const FIRST_LINES = 10;
 
-function showTree(report, store) {
+function showTree() {
   const tree = byId("tree");
-  if (report.nodes.size === 0 || (report.nodes.size === 1 && report.nodes.has(OUTSIDE))) return;
+  const nodes = [...report.nodes.values()];
+  if (nodes.every((node) => node.path === OUTSIDE)) return;
   byId("modules").hidden = false;
   byId("modules-unit").textContent = report.timed ? "by time from begin to end" : "by calls";
   document.body.classList.add("has-modules");
 
-  const widest = greatest(report.roots, (node) => node.cost);
-  let open = openAtFirst(report.roots);
-  let kept = null; // while a filter is on: the nodes that stay visible
-  let nodes = [];
+  let shown = [];
   let current = null; // the node with the keyboard focus
+  let drawn = {};
+  const children = (node) => node.children.filter((child) => child.isKept);
+  const isOpen = (node) => (state.printing || node.isOpen) && children(node).length > 0;
+  const below = (node) => children(node).flatMap((child) => [child, ...(isOpen(child) ? below(child) : [])]);
+  const lines = makeWindow(tree, tree, TREE_LINE, 0, (node, i) => treeLine(node, i, isOpen(node), node === current));
 
-  const lines = makeWindow({
-    viewport: tree,
-    body: tree,
-    height: TREE_LINE,
-    line: (node, index) => {
-      const isChosen = node.path === store.get().module;
-      return treeLine(report, node, index, { widest, isChosen, isCurrent: node === current, isOpen: isOpen(node) });
-    },
-    gap: () => element("div", { role: "presentation" }),
-  });
-
-  function isOpen(node) {
-    return open.has(node) && children(node).length > 0;
+  function draw() {
+    if (state.module !== drawn.module && state.module !== null) {
+      current = report.nodes.get(state.module);
+      for (let above = current.parent; above !== null; above = above.parent) above.isOpen = true;
+    }
+    shown = below(report.root);
+    if (!shown.includes(current)) current = shown[0] ?? null;
+    byId("tree-none").hidden = shown.length > 0;
+    lines.fill(shown);
+    if (current !== drawn.current) lines.show(shown.indexOf(current));
+    tree.setAttribute("aria-activedescendant", `tree-${shown.indexOf(current)}`);
+    drawn = { module: state.module, current };
   }
 
-  function children(node) {
-    return kept === null ? node.children : node.children.filter((child) => kept.has(child));
+  /** Keeps the nodes whose path or class contains the text, and those above them. */
+  function filter(text) {
+    const depth = depthAtFirst(nodes);
+    for (const node of [...nodes].reverse()) {
+      const words = `${node.path || node.name}\n${node.className ?? ""}`.toLowerCase();
+      node.isKept = words.includes(text) || node.children.some((child) => child.isKept);
+      node.isOpen = text !== "" || node.depth < depth;
+    }
+    draw();
   }
 
-  function refill() {
-    const wanted = report.roots.filter((node) => kept === null || kept.has(node));
-    nodes = flattened(wanted, isOpen, children);
-    if (!nodes.includes(current)) current = nodes[0] ?? null;
-    byId("tree-none").hidden = nodes.length > 0;
-    lines.fill(nodes);
-    pointAtCurrent();
-  }
-
-  function pointAtCurrent() {
-    if (current === null) tree.removeAttribute("aria-activedescendant");
-    else tree.setAttribute("aria-activedescendant", treeId(nodes.indexOf(current)));
-  }
-
-  function moveTo(node) {
-    current = node;
-    lines.show(nodes.indexOf(node));
-    lines.draw();
-    pointAtCurrent();
-  }
-
-  function setOpen(node, wanted) {
-    if (wanted) open.add(node);
-    else open.delete(node);
-    refill();
-  }
-
-  function choose(node) {
-    store.set({ module: store.get().module === node.path ? null : node.path, finding: null, row: null });
-  }
-
-  function reveal(node) {
-    for (let above = node.parent; above !== null; above = above.parent) open.add(above);
-    refill();
-    if (nodes.includes(node)) moveTo(node);
+  function choose() {
+    change({ module: state.module === current.path ? null : current.path, finding: null, row: null });
   }
 
   const keys = {
     ArrowRight() {
-      if (isOpen(current)) moveTo(children(current)[0]);
-      else setOpen(current, true);
+      if (isOpen(current)) current = children(current)[0];
+      else current.isOpen = true;
     },
     ArrowLeft() {
-      if (isOpen(current)) setOpen(current, false);
-      else if (current.parent !== null) moveTo(current.parent);
+      if (isOpen(current)) current.isOpen = false;
+      else if (current.parent !== report.root) current = current.parent;
     },
-    Enter: () => choose(current),
+    Enter: choose,
   };
 
   tree.addEventListener("keydown", (event) => {
     if (current === null || event.altKey || event.ctrlKey || event.metaKey) return;
-    const target = movedTo(event.key, nodes.indexOf(current), nodes.length, lines.page());
+    const target = lines.movedTo(event.key, shown.indexOf(current));
     if (target === null && !(event.key in keys)) return;
     event.preventDefault();
     if (target === null) keys[event.key]();
-    else moveTo(nodes[target]);
+    else current = shown[target];
+    draw();
   });
 
   tree.addEventListener("click", (event) => {
     const index = clickedIndex(event);
     if (index === null) return;
-    current = nodes[index];
-    if (event.target.closest(".twisty") !== null) setOpen(current, !isOpen(current));
-    else choose(current);
-    pointAtCurrent();
+    current = shown[index];
+    if (event.target.closest(".twisty") === null) choose();
+    else current.isOpen = !isOpen(current);
+    draw();
   });
 
-  byId("tree-filter").addEventListener("input", (event) => {
-    kept = keptNodes(report, event.target.value);
-    open = kept === null ? openAtFirst(report.roots) : new Set(kept);
-    refill();
-  });
-
-  store.listen(["module"], ({ module }) => (module === null ? lines.draw() : reveal(report.nodes.get(module))));
-  let openBefore = open;
-  whenPrinting((printing) => {
-    if (printing) openBefore = open;
-    open = printing ? new Set(report.nodes.values()) : openBefore;
-    refill();
-  });
-  refill();
-  if (store.get().module !== null) reveal(report.nodes.get(store.get().module));
+  byId("tree-filter").addEventListener("input", (event) => filter(event.target.value.trim().toLowerCase()));
+  views.push(draw);
+  filter("");
 }
 
-/** Returns the nodes to open: whole levels from the top, until there are enough lines. */
-function openAtFirst(top) {
-  const open = new Set();
-  let level = top;
-  for (let lines = level.length; lines < FIRST_LINES && level.length > 0; lines += level.length) {
-    for (const node of level) open.add(node);
-    level = level.flatMap((node) => node.children);
-  }
-  return open;
+/** Returns how many levels to open: from the top, until there are enough lines. */
+function depthAtFirst(nodes) {
+  const levels = nodes.map((node) => node.depth).sort((one, other) => one - other);
+  return levels[FIRST_LINES - 1] ?? levels.at(-1);
 }
 
-/** Returns the nodes whose path or class contains the text, and those above them; null for an empty text. */
-function keptNodes(report, value) {
-  const text = value.trim().toLowerCase();
-  if (text === "") return null;
-  const kept = new Set();
-  for (const node of report.nodes.values()) {
-    if (!`${node.path || node.name}\n${node.className ?? ""}`.toLowerCase().includes(text)) continue;
-    for (let one = node; one !== null && !kept.has(one); one = one.parent) kept.add(one);
-  }
-  return kept;
-}
-
-function flattened(top, isOpen, children) {
-  const found = [];
-  const waiting = [...top].reverse();
-  while (waiting.length > 0) {
-    const node = waiting.pop();
-    found.push(node);
-    if (isOpen(node)) for (const child of [...children(node)].reverse()) waiting.push(child);
-  }
-  return found;
-}
-
-function treeId(index) {
-  return `tree-${index}`;
-}
-
-function treeLine(report, node, index, { widest, isCurrent, isOpen, isChosen }) {
-  const siblings = node.parent === null ? report.roots : node.parent.children;
+function treeLine(node, index, isOpen, isCurrent) {
+  const siblings = node.parent.children;
+  const hasChildren = node.children.length > 0;
+  const bar = stackedBar(node.mix);
+  const widest = greatest(report.root.children, (one) => one.cost);
+  bar.style.width = `${widest > 0 ? (100 * node.cost) / widest : 0}%`;
   const properties = {
-    id: treeId(index),
+    id: `tree-${index}`,
     class: isCurrent ? "tree-line current" : "tree-line",
     role: "treeitem",
     "data-index": index,
@@ -170,27 +107,26 @@ function treeLine(report, node, index, { widest, isCurrent, isOpen, isChosen }) 
     "aria-level": node.depth + 1,
     "aria-setsize": siblings.length,
     "aria-posinset": siblings.indexOf(node) + 1,
-    "aria-selected": String(isChosen),
-    "aria-expanded": node.children.length > 0 ? String(isOpen) : null,
-    title: treeTitle(report, node),
+    "aria-selected": node.path === state.module,
+    "aria-expanded": hasChildren ? isOpen : null,
+    title: treeTitle(node),
   };
-  const twisty = element("span", { class: node.children.length > 0 ? "twisty" : "no-twisty", "aria-hidden": "true" });
   const className = node.className === null ? null : element("small", {}, node.className);
-  const name = element("span", { class: "name" }, node.name, className);
-  const mix = element("span", { class: "mix", "aria-hidden": "true" }, stackedBar(node.mix));
-  const bar = stackedBar(node.mix);
-  bar.style.width = `${widest > 0 ? (100 * node.cost) / widest : 0}%`;
-  const cost = element("span", { class: "cost" }, costInWords(report, node.cost));
-  const line = element("div", properties, twisty, mix, name, element("span", { class: "bar" }, bar), cost);
+  const line = element(
+    "div",
+    properties,
+    element("span", { class: hasChildren ? "twisty" : "no-twisty", "aria-hidden": "true" }),
+    element("span", { class: "mix", "aria-hidden": "true" }, stackedBar(node.mix)),
+    element("span", { class: "name" }, node.name, className),
+    element("span", { class: "bar" }, bar),
+    element("span", { class: "cost" }, report.timed ? duration(node.cost) : count(node.cost)),
+  );
   line.style.paddingLeft = `${node.depth * INDENT}px`;
   return line;
 }
 
-function treeTitle(report, node) {
-  const all = sum(Object.values(node.mix), (cost) => cost);
-  const shares = PRECISIONS.filter((precision) => node.mix[precision] > 0).map(
-    (precision) => `${percent(node.mix[precision] / all)} ${precision}`,
-  );
-  const cost = report.timed ? duration(node.cost) : counted(node.cost, "call");
-  return [node.path || node.name, node.className, cost, ...shares].filter((line) => line !== null).join("\n");
+function treeTitle({ path, name, className, cost, mix }) {
+  const shares = sharesOf(mix).map(([precision, share]) => `${percent(share)} ${precision}`);
+  const words = report.timed ? duration(cost) : counted(cost, "call");
+  return [path || name, className, words, ...shares].filter((line) => line !== null).join("\n");
 }

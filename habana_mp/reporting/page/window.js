@@ -4,16 +4,16 @@
 const BEYOND = 12;
 
 /**
- * Shows the lines of `body` in `viewport`, all `height` pixels high. `line(item, index)` creates a line, `gap()` the
- * element that takes the room of missing lines. A head covers `above` pixels of the viewport.
+ * Shows lines in `body`, all `height` pixels high, of which `viewport` shows a part. `line(item, index)` creates one.
+ * A head covers `above` pixels of the viewport.
  */
-function makeWindow({ viewport, body, height, above = 0, line, gap }) {
+function makeWindow(viewport, body, height, above, line) {
+  const gaps = ["", ""].map(() => element(body.tagName === "TBODY" ? "tr" : "div", { class: "gap", role: "none" }));
   let items = [];
-  let everything = false;
   let drawnRange = null;
 
   function range() {
-    if (everything) return [0, items.length];
+    if (state.printing) return [0, items.length];
     const first = Math.floor(viewport.scrollTop / height) - BEYOND;
     const last = Math.ceil((viewport.scrollTop + viewport.clientHeight) / height) + BEYOND;
     return [Math.max(0, Math.min(first, items.length)), Math.min(items.length, last)];
@@ -21,73 +21,37 @@ function makeWindow({ viewport, body, height, above = 0, line, gap }) {
 
   function draw() {
     const [first, last] = range();
-    const lines = items.slice(first, last).map((item, i) => line(item, first + i));
-    body.replaceChildren(gapOf(first), ...lines, gapOf(items.length - last));
-    drawnRange = `${first} ${last}`;
-  }
-
-  function gapOf(lines) {
-    const made = gap();
-    made.style.height = `${lines * height}px`;
-    made.hidden = lines === 0;
-    return made;
+    body.replaceChildren(gaps[0], ...items.slice(first, last).map((item, i) => line(item, first + i)), gaps[1]);
+    gaps[0].style.height = `${first * height}px`;
+    gaps[1].style.height = `${(items.length - last) * height}px`;
+    drawnRange = `${[first, last]}`;
   }
 
   function drawIfMoved() {
-    if (range().join(" ") !== drawnRange) draw();
-  }
-
-  function show(index) {
-    const top = index * height;
-    const lowest = top + height + above - viewport.clientHeight;
-    if (top < viewport.scrollTop) viewport.scrollTop = top;
-    else if (viewport.scrollTop < lowest) viewport.scrollTop = lowest;
-    drawIfMoved();
+    if (`${range()}` !== drawnRange) draw();
   }
 
   viewport.addEventListener("scroll", () => requestAnimationFrame(drawIfMoved), { passive: true });
   new ResizeObserver(drawIfMoved).observe(viewport);
-  whenPrinting((printing) => {
-    everything = printing;
-    draw();
-  });
 
   return {
-    draw,
-    show,
     fill(newItems) {
       items = newItems;
       draw();
     },
-    /** Returns the number of lines of a page. */
-    page: () => Math.max(1, Math.floor((viewport.clientHeight - above) / height) - 1),
+    show(index) {
+      const top = index * height;
+      const lowest = top + height + above - viewport.clientHeight;
+      viewport.scrollTop = Math.min(top, Math.max(lowest, viewport.scrollTop));
+      drawIfMoved();
+    },
+    /** Returns the line that a key moves to, or null for a key that does not move. */
+    movedTo(key, from) {
+      const page = Math.max(1, Math.floor((viewport.clientHeight - above) / height) - 1);
+      const all = items.length;
+      const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -all, End: all };
+      if (!(key in steps) || all === 0) return null;
+      return Math.max(0, Math.min(all - 1, from + steps[key]));
+    },
   };
-}
-
-/** Calls `change` with true before the page is printed, and with false afterwards. */
-function whenPrinting(change) {
-  let told = false;
-  const tell = (printing) => {
-    if (printing === told) return;
-    told = printing;
-    change(printing);
-  };
-  const media = matchMedia("print");
-  media.addEventListener("change", () => tell(media.matches));
-  addEventListener("beforeprint", () => tell(true));
-  addEventListener("afterprint", () => tell(false));
-}
-
-/** Returns the line that a key moves to in a list of `length` lines, or null for a key that does not move. */
-function movedTo(key, from, length, page) {
-  const targets = {
-    ArrowDown: from + 1,
-    ArrowUp: from - 1,
-    PageDown: from + page,
-    PageUp: from - page,
-    Home: 0,
-    End: length,
-  };
-  const to = targets[key];
-  return to === undefined || length === 0 ? null : Math.max(0, Math.min(length - 1, to));
 }
