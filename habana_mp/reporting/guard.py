@@ -23,8 +23,7 @@ from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.eager_mode import EagerMode
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.watched_calls import configure_core
-from habana_mp.reporting import guard_texts
-from habana_mp.reporting.device_flags import DeviceFlags
+from habana_mp.reporting import device_flags, guard_texts
 from habana_mp.reporting.gradients import bad_gradient, follow
 from habana_mp.reporting.guard_texts import Lowered
 from habana_mp.reporting.judging import Call, Worst, judge, memory_of, node_of, worst_of
@@ -35,7 +34,7 @@ Guard = bool | float | Literal["raise"]
 
 #: The share of calls that ``guard=True`` checks.
 _SHARE = 0.01
-#: A search ends after so many calls. It remembers so many memories of tensors.
+#: A search checks so many calls, and remembers the sources of so many tensors.
 _MOST_CALLS = 100_000
 
 #: The key under which a node of autograd's graph has the lowered operation that its values come from.
@@ -90,13 +89,15 @@ class _Search:
         found = (self._sources.get(memory_of(one)) or _before_conversion(one) for one in call.inputs())
         return next((one for one in found if isinstance(one, Lowered)), None)
 
-    def may_be_input(self, call: Call, origin: Origin, bad: list[torch.Tensor]) -> bool:
-        """True if these arguments are inputs of the program. Outside of modules they may be gradients after a loss."""
+    def receives_input(self, call: Call, origin: Origin) -> bool:
+        """True if what is not finite is an input of the program, the first one. Outside of modules it may be a gradient
+        after a loss."""
         if not self.is_whole or self.received is not None or (self.seen and not origin.modules):
             return False
-        if call.before is not None or _core.computes_gradient() or self.knows(bad, "passed on"):
+        if call.before is not None or _core.computes_gradient():
             return False
-        return bool(bad) and all(node_of(one) is None for one in bad)
+        bad = [one for one in call.inputs() if worst_of((one,)) is call.worst_input()]
+        return bool(bad) and all(node_of(one) is None for one in bad) and not self.knows(bad, "passed on")
 
 
 def _before_conversion(tensor: torch.Tensor) -> Lowered | None:
@@ -117,7 +118,6 @@ class _Guarding:
         self._has_scaler = False
         #: The device of the last call that was checked.
         self._device: torch.device | None = None
-        self._flags = DeviceFlags()
         self._eager = EagerMode()
         self._hook: Any = None
 
@@ -130,7 +130,8 @@ class _Guarding:
             return
         configure_core()
         self._share = guard if isinstance(guard, float) else _SHARE
-        self._raises, self._has_scaler = guard == "raise", False
+        self._raises = guard == "raise"
+        self._has_scaler = False
         _core.forget_guarded_largest()
         guard_texts.named.clear()
         self._begin()
@@ -192,16 +193,9 @@ class _Guarding:
     # ---- what the core and torch report -----------------------------------------------------------------------------
 
     @run_by_python
-    def _found(
-        self,
-        called: Any,
-        operation: str,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        result: Any,
-        state: int,
-        before: int,
-    ) -> None:
+    def _found(self, *given: Any) -> None:
+        """Receives what :func:`_core.guard_calls` gives."""
+        called, operation, arguments, keywords, result, state, before = given
         search = self._search
         if state < 0:
             if search is not None:
@@ -210,7 +204,7 @@ class _Guarding:
         call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
         self._device = next((one.device for one in call.results()), self._device)
         if state == Worst.UNKNOWN and search is None:
-            if self._flags.note(call):
+            if device_flags.note(call):
                 self._begin_search("a result on a device")
             return
         worst = worst_of(call.results()) if state == Worst.UNKNOWN else Worst(state)
@@ -241,14 +235,13 @@ class _Guarding:
         worst = call.worst_input()
         if worst is Worst.INFINITIES and not search.of_infinity:
             search.of_infinity = guard_texts.of_infinity(call, origin)
-        bad = [one for one in call.inputs() if worst_of((one,)) is worst]
         weights = [one for one in call.inputs() if isinstance(one, torch.nn.Parameter) and call.before is None]
-        bad_weight = next((one for one in bad if any(one is weight for weight in weights)), None)
+        bad_weight = next((one for one in weights if worst_of((one,)) is worst), None)
         if bad_weight is not None:
             search.seen = search.seen or seen
             self._passed(search, guard_texts.weight_in(origin, bad_weight, worst))
             return
-        if search.may_be_input(call, origin, bad):
+        if search.receives_input(call, origin):
             search.received = guard_texts.received(call, origin), origin
         search.note(call.results(), "passed on")
         if weights and search.received is not None:
