@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
@@ -19,39 +19,33 @@ _MOST_NODES = 24
 #: So many gradients are read before a step of an optimizer. One that is not finite spreads to most others.
 _MOST_GRADIENTS = 32
 
-
 _FOLLOWED = "habana_mp.guard"
 
+_random = random.Random(0)
 
-class GradientHooks:
-    """Finds the operations whose backward makes a value that is not finite of finite gradients."""
 
-    def __init__(self, made: Callable[[str, Worst, Origin], None]) -> None:
-        self._made = made
+def follow(call: Call, made: Callable[[str, Origin, Worst], None]) -> None:
+    """Calls ``made`` with the operation and its origin if the backward of a call makes a value that is not finite of
+    finite gradients."""
+    origin: Origin | None = None
+    for node in _nodes_of(call):
+        origin = origin or here()
+        node.metadata[_FOLLOWED] = True
+        node.register_hook(partial(_look, partial(made, call.operation, origin)))
 
-    def follow(self, call: Call) -> None:
-        """Watches the backward of a call."""
-        origin: Origin | None = None
-        for node in _nodes_of(call):
-            origin = origin or here()
-            node.metadata[_FOLLOWED] = True
-            node.register_hook(partial(self._look, call.operation, origin))
 
-    @run_by_python
-    def _look(self, operation: str, origin: Origin, made: Any, given: Any) -> None:
-        _core.call_unseen(lambda: self._compare(operation, origin, made, given))
-
-    def _compare(self, operation: str, origin: Origin, made: Any, given: Any) -> None:
-        worst = worst_of(tensors_in(made))
-        if worst is not Worst.NUMBERS and worst_of(tensors_in(given)) is Worst.NUMBERS:
-            self._made(operation, worst, origin)
+@run_by_python
+def _look(made: Callable[[Worst], None], gradients: Any, given: Any) -> None:
+    worst = _core.call_unseen(lambda: worst_of(tensors_in(gradients)))
+    if worst is not Worst.NUMBERS and _core.call_unseen(lambda: worst_of(tensors_in(given))) is Worst.NUMBERS:
+        made(worst)
 
 
 def _nodes_of(call: Call) -> list[Any]:
     """Returns the new nodes between the results of a call and its arguments."""
     # The node of an argument that was overwritten is gone.
     ends, most = ({node_of(one) for one in call.inputs()}, _MOST_NODES) if call.before is None else (set(), 1)
-    waiting: list[Any] = [node_of(one) for one in tensors_in(call.result)]
+    waiting: list[Any] = [node_of(one) for one in call.results()]
     found: list[Any] = []
     while waiting and len(found) < most:
         node = waiting.pop()
@@ -63,30 +57,9 @@ def _nodes_of(call: Call) -> list[Any]:
     return found
 
 
-class SampledGradients:
-    """Reads samples of the gradients before each step of an optimizer."""
-
-    def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
-        self._seen = seen
-        self._hook: Any = None
-        self._next = 0
-
-    def begin(self) -> None:
-        if self._hook is None:
-            self._hook = register_optimizer_step_pre_hook(self._look)
-
-    def end(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-    @run_by_python
-    def _look(self, optimizer: Any, *_: Any) -> None:
-        weights = [one for group in optimizer.param_groups for one in group["params"]]
-        if len(weights) > _MOST_GRADIENTS:
-            begin = self._next % len(weights)
-            self._next += _MOST_GRADIENTS
-            weights = (weights[begin:] + weights[:begin])[:_MOST_GRADIENTS]
-        place = _core.worst_gradient(weights)
-        if place >= 0:
-            self._seen(weights[place])
+def bad_gradient(optimizer: Any) -> torch.Tensor | None:
+    """Returns a weight whose gradient is not finite, of a sample of those that an optimizer steps."""
+    weights = [one for group in optimizer.param_groups for one in group["params"]]
+    sample = _random.sample(weights, min(len(weights), _MOST_GRADIENTS))
+    place = _core.worst_gradient(sample)
+    return sample[place] if place >= 0 else None

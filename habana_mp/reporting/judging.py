@@ -12,7 +12,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.ops import infinities
-from habana_mp.patches.tools.pytree import tree_leaves
+from habana_mp.patches.tools.pytree import tree_leaves, tree_map
 
 
 class Worst(IntEnum):
@@ -24,8 +24,8 @@ class Worst(IntEnum):
     UNKNOWN = 3
 
 
-#: ``made`` by the call, ``passed on`` from an input, a NaN made ``of an infinity``, or ``written`` by the user.
-Verdict = Literal["made", "passed on", "of an infinity", "written"]
+#: ``made`` by the call, ``passed on`` from an input that the code did not write, or ``written`` by the code.
+Verdict = Literal["made", "passed on", "written"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,13 @@ class Call:
 
     def inputs(self) -> list[torch.Tensor]:
         return list(tensors_in((self.arguments, self.keywords)))
+
+    def results(self) -> list[torch.Tensor]:
+        return list(tensors_in(self.result))
+
+    def numbers(self) -> list[float]:
+        """Returns the numbers that the code writes."""
+        return [one for one in tree_leaves((self.arguments, self.keywords)) if isinstance(one, float | int)]
 
     def worst_input(self) -> Worst:
         if self.before is None or self.before is Worst.UNKNOWN:
@@ -80,8 +87,6 @@ def _worst(tensor: torch.Tensor) -> Worst:
         return found
     try:
         with torch.no_grad():
-            if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.device.type == "meta":
-                return Worst.NUMBERS
             if bool(torch.isnan(tensor).any()):
                 return Worst.NANS
             return Worst.INFINITIES if bool(torch.isinf(tensor).any()) else Worst.NUMBERS
@@ -89,43 +94,36 @@ def _worst(tensor: torch.Tensor) -> Worst:
         return Worst.NUMBERS
 
 
-def judge(call: Call, worst: Worst) -> Verdict:
-    """Returns whether the call made these values that are not finite."""
+def judge(call: Call, worst: Worst, *, is_of_written: bool) -> Verdict:
+    """Returns whether the call made these values that are not finite. ``is_of_written``: the code wrote infinities into
+    an input."""
     inputs = call.worst_input()
-    numbers = [one for one in tree_leaves((call.arguments, call.keywords)) if isinstance(one, float)]
-    if worst is Worst.NANS:
-        if inputs is Worst.NANS:
-            return "passed on"
-        if any(math.isnan(one) for one in numbers):
-            return "written"
-        return "of an infinity" if inputs is Worst.INFINITIES else "made"
-    if inputs >= Worst.INFINITIES:
+    if inputs is Worst.NANS:
         return "passed on"
+    if worst is Worst.NANS:
+        if any(math.isnan(one) for one in call.numbers()):
+            return "written"
+        return "made" if inputs is Worst.NUMBERS or is_of_written else "passed on"
+    if inputs is Worst.INFINITIES:
+        return "written" if is_of_written else "passed on"
     name = infinities.plain(call.operation)
-    if any(math.isinf(one) for one in numbers) or (name in infinities.MASKING and _adds_mask(call)):
+    if any(math.isinf(one) for one in call.numbers()) or (name in infinities.MASKING and _adds_mask(call)):
         return "written"
     return "written" if name in infinities.POLES and not _is_finite_in_float64(call) else "made"
 
 
 def _adds_mask(call: Call) -> bool:
     """True if there are only negative infinities, and an input has values next to the lowest number, as masks have."""
+    results = [one for one in call.results() if one.is_floating_point() and one.numel()]
     with torch.no_grad():
-        for result in tensors_in(call.result):
-            if not result.is_floating_point() or not result.numel():
-                continue
-            if bool((result == math.inf).any()):
-                return False
-            lowest = 0.99 * torch.finfo(result.dtype).min
-            others = [one for one in call.inputs() if one.is_floating_point() and one.numel()]
-            if call.before is not None:  # the target has its new values
-                others = [one for one in others if memory_of(one) != memory_of(result)]
-            is_overwritten = call.before is not None and infinities.plain(call.operation) in infinities.SUMS
-            if is_overwritten or any(float(one.min()) <= lowest for one in others):
-                return True
-            numbers = [one for one in tree_leaves((call.arguments, call.keywords)) if isinstance(one, float | int)]
-            if any(one <= lowest for one in numbers):
-                return True
-    return False
+        if not results or any(bool((one == math.inf).any()) for one in results):
+            return False
+        overwritten = set(map(memory_of, results)) if call.before is not None else set()
+        if overwritten and infinities.plain(call.operation) in infinities.SUMS:
+            return True  # the target has its new values, and may have been a mask
+        inputs = [one for one in call.inputs() if one.is_floating_point() and one.numel()]
+        values = [float(one.min()) for one in inputs if memory_of(one) not in overwritten] + call.numbers()
+        return min(values, default=0.0) <= 0.99 * torch.finfo(results[0].dtype).min
 
 
 def _is_finite_in_float64(call: Call) -> bool:
@@ -134,15 +132,11 @@ def _is_finite_in_float64(call: Call) -> bool:
         return False  # the input was overwritten
     try:
         with torch.no_grad():
-            arguments, keywords = _widened(call.arguments), _widened(call.keywords)
+            arguments, keywords = tree_map(_widened, (call.arguments, call.keywords))
             return worst_of(tensors_in(call.called(*arguments, **keywords))) is Worst.NUMBERS
     except (RuntimeError, NotImplementedError, TypeError):
         return False
 
 
 def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _widened(one) for key, one in value.items()}
-    return type(value)(map(_widened, value)) if type(value) in (list, tuple) else value
+    return value.detach().double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

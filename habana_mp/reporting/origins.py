@@ -29,17 +29,13 @@ class Origin:
     def module(self) -> str:
         """The path of the module, as the report shows it; empty outside of modules."""
         names: list[str] = []
-        skipped = 0
-        for place, module in enumerate(self.modules):
-            if skipped:
-                skipped -= 1
-                continue
-            steps, name, *_ = module_name(module, list(self.modules[place + 1 :]))
+        around = list(self.modules)
+        while around:
+            module = around.pop(0)
+            steps, name, _ = module_name(module, around)
             if name:
                 names.append(name)
-            if steps < 0:
-                break
-            skipped = steps
+            around = around[steps:] if steps >= 0 else []
         return ".".join(reversed(names))
 
     def __str__(self) -> str:

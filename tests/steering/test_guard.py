@@ -383,7 +383,7 @@ def test_a_share_of_the_calls_is_checked(converted: Converter) -> None:
     assert len(caught) == 1
 
 
-def test_a_search_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_in_vain_ends_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("habana_mp.reporting.guard._MOST_CALLS", 20)
     model = Net(torch.tanh)
     bad = torch.full((4, 8), math.nan)
@@ -394,6 +394,7 @@ def test_a_search_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
                 model.layers[0](bad)
             for _ in range(STEPS):
                 model(inputs())
+        train(Net(root_of_negative))
 
     text = named(run, guard=True)
     assert "not finite from the start" in text or "ran before all calls were checked" in text

@@ -26,7 +26,7 @@ from torch import nn
 from habana_mp import _core, hmp
 from habana_mp.reporting import guard
 
-guard._MOST_REMEMBERED = 4  # so that the rounds before those that are compared reach it
+guard._MOST_CALLS = 4  # so that the rounds before those that are compared reach it
 
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
 W = torch.linspace(-1, 1, 64).reshape(8, 8)
