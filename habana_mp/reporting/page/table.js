@@ -20,7 +20,7 @@ const COLUMNS = [
   words("precision", 86, (row) => row.precision, precisionBadge),
   words("reason", 124, (row) => row.why),
   words("phase", 72),
-  words("module", 164, (row) => row.module, (row) => endOf(row.module)),
+  words("module", 164, (row) => row.module, (row) => endOf(moduleAndPhase(row))),
   numbers("seconds", "ms", 66, milliseconds, "time in milliseconds"),
   numbers("calls", "calls", 52),
   numbers("casts", "casts", 54),
@@ -30,12 +30,19 @@ const COLUMNS = [
   words("place", 128, placeOf, (row) => endOf(placeOf(row))),
 ];
 
-/** A narrow window shows only these columns; the others are in the details of a chosen row. */
+/** A narrow window shows only the first columns, and one without room beside the modules leaves out the second: all are
+ *  in the details of a chosen row. */
 const ALWAYS_SHOWN = ["operation", "precision", "seconds", "calls"];
+const IF_THERE_IS_ROOM = ["order", "phase", "bytes", "hits"];
 
 /** The pixels of a digit, and of the space around a number. */
 const DIGIT = 7.5;
 const AROUND = 15;
+
+/** Returns the module, with the phase where it is another one than forward. */
+function moduleAndPhase({ module, phase }) {
+  return phase === "forward" ? module : `${module ?? ""} (${phase})`.trim();
+}
 
 function placeOf({ file, line }) {
   return file === null ? null : `${fileName(file)}:${line}`;
@@ -55,6 +62,7 @@ function showTable() {
   const columns = COLUMNS.filter(({ key }) => report.rows.some((row) => key(row) !== null)).map(withWidth);
   const headings = columns.map(heading);
   const width = sum(columns, (column) => column.width);
+  const least = columns.filter(({ name }) => !IF_THERE_IS_ROOM.includes(name));
   const mostCost = greatest(report.rows, (row) => row.cost);
   const lines = makeWindow(view, table.tBodies[0], TABLE_LINE, TABLE_HEAD, (row, index) =>
     tableLine(columns, row, index, mostCost),
@@ -67,7 +75,7 @@ function showTable() {
     made.style.width = `${(100 * column.width) / width}%`;
     table.querySelector("colgroup").append(made);
   }
-  table.style.minWidth = `${width}px`;
+  table.style.minWidth = `${sum(least, (column) => column.width)}px`;
   table.tHead.append(element("tr", {}, ...headings));
   if (report.rows.length === 0) byId("table-none").textContent = "No operation was seen.";
 
@@ -117,7 +125,8 @@ function withWidth(column) {
 }
 
 function classOf({ name, isNumber }) {
-  return `${isNumber ? "number" : ""} ${ALWAYS_SHOWN.includes(name) ? "" : "if-wide"}`.trim();
+  const shown = ALWAYS_SHOWN.includes(name) ? "" : IF_THERE_IS_ROOM.includes(name) ? "if-wider" : "if-wide";
+  return `${isNumber ? "number" : ""} ${shown}`.trim();
 }
 
 function heading(column) {
