@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from habana_mp import hmp
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.stepped_weights import copies
+from habana_mp.run.script import say
 
 
-def audit_first_steps(say: Callable[[str], None]) -> None:
+def audit_first_steps() -> None:
     """From now on, audits each optimizer with its models before its first step, and says the results line by line."""
     seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
