@@ -70,13 +70,6 @@ def _stepped(
     # All that the optimizer refers to is copied with it, except the other weights and their state.
     memo: dict[int, Any] = {id(one): one.new_empty(0) for group in optimizer.param_groups for one in group["params"]}
     memo |= {id(one): {} for one in optimizer.state.values()} | copies
-    groups = [
-        {
-            **{key: deepcopy(value, memo) for key, value in group.items() if key != "params"},
-            "params": [copies[id(one)] for one in group["params"] if id(one) in copies],
-        }
-        for group in optimizer.param_groups
-    ]
     state: Any = defaultdict(dict)
     for one in weights:
         if one in optimizer.state:
@@ -85,9 +78,11 @@ def _stepped(
                 for key, value in optimizer.state[one].items()
             }
     copy = object.__new__(type(optimizer))
-    memo |= {id(optimizer): copy, id(optimizer.state): state, id(optimizer.param_groups): groups}
-    attributes = {name: one for name, one in vars(optimizer).items() if name not in ("state", "param_groups")}
-    vars(copy).update(deepcopy(attributes, memo), state=state, param_groups=groups)
+    memo |= {id(optimizer): copy, id(optimizer.state): state}
+    vars(copy).update(deepcopy(vars(optimizer), memo))
+    own = set(map(id, copies.values()))
+    for group in copy.param_groups:
+        group["params"][:] = [one for one in group["params"] if id(one) in own]
     step_copy(copy)
     return [copies[id(one)] for one in weights]
 

@@ -95,12 +95,11 @@ def write_lists(
     ]
     head = f"# Tuned by habana_mp, from the preset {preset}."
     files = path / f"{dtype}.txt", path / "fp32.txt"
-    for file, lines in zip(
-        files,
-        ([head, *_with_reason(sums, "A float32 result: for accuracy."), *lower], [head, *tuned, *fp32]),
-        strict=True,
+    for file, lines in (
+        (files[0], [*_with_reason(sums, "A float32 result: for accuracy."), *lower]),
+        (files[1], [*tuned, *fp32]),
     ):
-        file.write_text("\n".join(lines) + "\n", "utf-8")
+        file.write_text("\n".join((head, *lines)) + "\n", "utf-8")
     (path / WITHIN_FILE).write_text(
         f"# Where the lists lower: `{MODULES}` or `{EVERYWHERE}`.\n{lists.within}\n", "utf-8"
     )
