@@ -30,7 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(_module("run").main(words[1:]))
     is_of_script = bool(words) and words[0] in _OF_SCRIPTS  # all but our own options belong to the script
     try:
-        status = _module(words[0]).main(words[1:]) if is_of_script else _run(words)
+        if is_of_script:
+            status = _module(words[0]).main(words[1:])
+        else:
+            given = _parser().parse_args(lists.with_command(words))
+            status = given.run(given)
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.filename is None:  # the output may be closed, and Python flushes it
@@ -89,11 +93,6 @@ def _parser(script: Any = None) -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=("bash", "zsh"))
     completion.set_defaults(run=_complete)
     return parser
-
-
-def _run(words: Sequence[str]) -> int:
-    given = _parser().parse_args(lists.with_command(words))
-    return int(given.run(given))
 
 
 def _complete(given: argparse.Namespace) -> int:

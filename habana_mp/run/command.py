@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from habana_mp import hmp
+from habana_mp.patches.torch.module_holders import all_modules
+from habana_mp.patches.torch.stepped_weights import copies
 from habana_mp.policy.options import LEVEL_VARIABLE, flags
-from habana_mp.run.audit import audit_first_steps
 from habana_mp.run.closing import Ending
 from habana_mp.run.options import Conversion, absolute, options_given, parsed, script_parser
 from habana_mp.run.processes import follow
@@ -34,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     for text in warned:
         say(text)
     if given.audit:  # on all ranks, since a `state_dict()` of FullyShardedDataParallel waits for all
-        audit_first_steps()
+        _audit_first_steps()
     ending = Ending(absolute(given.report_file), *follow(conversion), by_script=conversion.by_script)
     atexit.register(ending.at_exit)  # called after the handlers that the script registers
     try:
@@ -52,10 +59,10 @@ def main(words: Sequence[str]) -> int:
 
 def _is_about_gaudi(error: BaseException) -> bool:
     """True for the errors of a script for Gaudi that runs without its packages, or without the device "hpu"."""
-    if isinstance(error, ModuleNotFoundError):
-        root = (error.name or "").partition(".")[0]
-        return root in ("habana_frameworks", "habana_dataloader") or "torch.hpu" in str(error)
-    return isinstance(error, AttributeError) and error.name == "hpu"
+    if not isinstance(error, ModuleNotFoundError | AttributeError):
+        return False
+    root = (error.name or "").partition(".")[0]
+    return root in ("habana_frameworks", "habana_dataloader", "hpu") or "torch.hpu" in str(error)
 
 
 def own_parser() -> argparse.ArgumentParser:
@@ -106,3 +113,34 @@ def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace)
         gaudi.switch_on(given.gaudi or None)
     except (ImportError, ValueError) as error:
         parser.error(str(error))
+
+
+# ---- --audit ---------------------------------------------------------------------------------------------------------
+
+
+def _audit_first_steps() -> None:
+    """From now on, audits each optimizer with its models before its first step, and says the results line by line."""
+    seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if optimizer in seen or optimizer in copies:
+            return
+        seen.add(optimizer)
+        named = type(optimizer).__name__
+        try:
+            for model in list(_models(optimizer)):
+                say(f"audit of {type(model).__name__} before the first step of {named}:")
+                for line in filter(None, str(hmp.audit(model, optimizer)).splitlines()):
+                    say(line)
+        except Exception as error:  # the script runs on
+            say(f"the audit of {named} failed: {type(error).__name__}: {error}")
+
+    register_optimizer_step_pre_hook(look)
+
+
+def _models(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Module]:
+    """Yields the outermost modules that have a weight of the optimizer."""
+    weights = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    holders = [one for one in all_modules() if any(id(weight) in weights for weight in one.parameters())]
+    inner = {id(part) for one in holders for part in one.modules() if part is not one}
+    return (one for one in holders if id(one) not in inner)

@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     given, script = parsed(parser, words)
     conversion = Conversion(options_given(parser, given, "diagnose"))
     with ProgressLine() as progress, tempfile.TemporaryDirectory() as folder:
-        found = look(RunsOfScript(conversion, script, given.step - 1, Path(folder)), given.step - 1, progress)
+        found = look(RunsOfScript(conversion, script, given.step - 1, Path(folder), {}), given.step - 1, progress)
     print(found)
     if given.report_file:
         write(found, given.report_file)
@@ -70,16 +70,11 @@ class RunsOfScript:
     compiles = False
 
     def __init__(
-        self,
-        conversion: Conversion,
-        script: Script,
-        skipped: int,
-        folder: Path,
-        variables: Mapping[str, str] | None = None,
+        self, conversion: Conversion, script: Script, skipped: int, folder: Path, variables: Mapping[str, str]
     ) -> None:
         """``skipped``: the steps of optimizers before the one that is looked at."""
         self._conversion, self._script, self._skipped = conversion, script, skipped
-        self._folder, self._variables = folder, variables or {}
+        self._folder, self._variables = folder, variables
         self._repetition = Repetition(
             "the script must do the same each time it runs; set its seeds, and switch off what follows the time or "
             "threads"

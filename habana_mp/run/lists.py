@@ -127,13 +127,10 @@ def _meaning(name: str) -> str:
     resolved = ops.resolve(name)
     if resolved is None:
         return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
-    places = []
+    places: list[Any] = []
     for operation in resolved.exact + resolved.family:
-        places += [builtin.place for builtin in ops.builtins_named(operation)]
-        composite = None if ops.builtins_named(operation) else ops.composite_named(operation)
-        if composite is not None:
-            places.append(composite.place)
-    return ", ".join(places)
+        places += ops.builtins_named(operation) or filter(None, [ops.composite_named(operation)])
+    return ", ".join(one.place for one in places)
 
 
 def _check(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -17,18 +17,15 @@ from habana_mp.reporting.ranks import Children
 from habana_mp.run.options import Conversion
 from habana_mp.run.script import Script
 
-#: So many lines of what a script printed are shown when it fails.
-_LAST_LINES = 30
-
 #: The children of this process: multiprocessing forgets callbacks whose owner is gone.
 _followed: list[Children] = []
 
 
 class ScriptFailedError(ValueError):
-    """The script ended with an error, or without what it had to give."""
+    """The script ended with an error, or without what it had to give. Shows the last lines that it printed."""
 
     def __init__(self, what: str, printed: str) -> None:
-        last = "\n".join(printed.splitlines()[-_LAST_LINES:])
+        last = "\n".join(printed.splitlines()[-30:])
         super().__init__(f"{what}; the last lines that it printed:\n{last}")
 
 

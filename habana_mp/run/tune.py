@@ -28,7 +28,7 @@ from habana_mp.run.processes import ScriptFailedError, run_python
 from habana_mp.run.script import Script
 from habana_mp.tuning.configurations import Check, Rules
 from habana_mp.tuning.tune import tuned_by
-from habana_mp.tuning.tuned import write_lists
+from habana_mp.tuning.tuned import as_rules, write_lists
 
 #: The functions that an expression may call, and `math`.
 _FUNCTIONS = {"abs": abs, "max": max, "min": min, "math": math}
@@ -157,8 +157,9 @@ class _Runner:
         if rules is None:
             options = ["--opt-level", "O0"]
         else:
-            lower, fp32 = write_lists(self._folder / f"lists-{seed}", self.preset, self.lower, rules)
-            options = ["--preset", self.preset, "--bf16", str(lower), "--fp32", str(fp32)]
+            lists = self._folder / f"lists-{seed}"
+            write_lists(lists, self.preset, self.lower, as_rules(rules))
+            options = ["--preset", self.preset, f"--bf16={lists}/{self.lower}.txt", f"--fp32={lists}/fp32.txt"]
         script = self._with_seed(seed)
         status, printed = run_python(
             [

@@ -94,8 +94,7 @@ class _RunsHere:
     def __init__(self, run: Run, preset: str, lower: str) -> None:
         self._run, self.preset, self.lower = run, preset, lower
         self._lists = preset_named(preset)
-        #: The precisions of the runs so far.
-        self._precisions: set[str] = set()
+        self._ran_in_float32: set[bool] = set()
 
     def run(self, rules: Rules, seed: int) -> tuple[Any, float | None]:
         with self._converted(rules) as policy:
@@ -104,10 +103,9 @@ class _RunsHere:
             seconds = perf_counter() - begin
             if installation.policy is not policy:
                 raise RuntimeError("`run` must not call `hmp.convert` or `hmp.restore`: `hmp.tune` does so")
-        # The first run imports, allocates memory and chooses kernels.
-        precision = "fp32" if rules is None else self.lower
-        is_first = precision not in self._precisions
-        self._precisions.add(precision)
+        # The first run in each precision imports, allocates memory and chooses kernels.
+        is_first = (rules is None) not in self._ran_in_float32
+        self._ran_in_float32.add(rules is None)
         return value, None if is_first else seconds
 
     @contextmanager
