@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -13,8 +13,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.auditing.findings import Finding, findings_of
-from habana_mp.auditing.state import Named, State, by_dtype, dtype_name, layer_of, local
-from habana_mp.auditing.updates import Updates, percent, updates_by_layer
+from habana_mp.auditing.state import Named, State, by_dtype, dtype_name, layer_of, local, percent
 from habana_mp.diagnosis.exact import apart
 
 _COLUMNS = ("kind", "dtype", "tensors", "MB", "lost", "example")
@@ -61,19 +60,12 @@ class Audit:
     @property
     def _table(self) -> list[tuple[str, ...]]:
         hidden = [one for one in self.rows if one.kind == _LOST][_MOST_LAYERS:]
-        cells = [
-            (
-                one.kind,
-                one.dtype,
-                f"{one.count}",
-                f"{one.bytes / 1e6:.3f}",
-                "" if one.lost is None else percent(one.lost),
-                one.name,
-            )
+        cells = (
+            (one.kind, one.dtype, one.count, f"{one.bytes / 1e6:.3f}", percent(one.lost), one.name)
             for one in self.rows
             if one not in hidden
-        ]
-        return [_COLUMNS, *(tuple(map(_core.printable, row)) for row in cells)]
+        )
+        return [_COLUMNS, *(tuple(_core.printable(str(cell)) for cell in row) for row in cells)]
 
     def __str__(self) -> str:
         widths = [max(map(len, column)) for column in zip(*self._table, strict=True)]
@@ -119,11 +111,10 @@ def audit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer or None; got {type(optimizer).__name__}")
     with apart():
         state = State(model, optimizer)
-        updates = updates_by_layer(state)
-        return Audit(findings_of(state, updates), tuple(_rows(state, updates)))
+        return Audit(findings_of(state, state.updates), tuple(_rows(state)))
 
 
-def _rows(state: State, updates: Mapping[str, Updates]) -> Iterator[Row]:
+def _rows(state: State) -> Iterator[Row]:
     kinds = {
         "trained weights": state.trained,
         "frozen weights": state.frozen,
@@ -134,16 +125,16 @@ def _rows(state: State, updates: Mapping[str, Updates]) -> Iterator[Row]:
         "state_dict": state.saved,
     }
     for kind, named in kinds.items():
-        for _, those in by_dtype(named):
-            yield _row(kind, those, next(iter(those)))
+        for dtype, those in by_dtype(named):
+            yield Row(kind, dtype_name(dtype), len(those), _size(those), next(iter(those)))
     for dtype in dict.fromkeys(one.dtype for one in state.reductions):
         names = [one.name for one in state.reductions if one.dtype is dtype]
         yield Row("reductions", dtype_name(dtype), len(names), 0, names[0])
-    for layer, one in sorted(updates.items(), key=lambda item: -(item[1].share or 0.0)):
+    for layer, one in sorted(state.updates.items(), key=lambda item: -(item[1].share or 0.0)):
         weights = {name: weight for name, weight in state.lower_weights.items() if layer_of(name) == layer}
-        yield _row(_LOST, weights, layer, one.share, one.failed)
+        dtype = next(iter(weights.values())).dtype
+        yield Row(_LOST, dtype_name(dtype), len(weights), _size(weights), layer, one.share, one.failed)
 
 
-def _row(kind: str, named: Named, name: str, lost: float | None = None, failed: str = "") -> Row:
-    size = sum(local(one).numel() * one.element_size() for one in named.values())
-    return Row(kind, dtype_name(next(iter(named.values())).dtype), len(named), size, name, lost, failed)
+def _size(named: Named) -> int:
+    return sum(local(one).numel() * one.element_size() for one in named.values())

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 
 from habana_mp import _core
-from habana_mp.auditing.state import Named, State, by_dtype, dtype_name, layer_of, local
-from habana_mp.auditing.updates import Updates, percent
+from habana_mp.auditing.state import Named, State, Updates, by_dtype, dtype_name, layer_of, local, percent
 from habana_mp.diagnosis.exact import LOWER, is_lower
 
 

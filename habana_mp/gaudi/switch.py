@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 
 from habana_mp import _core
 from habana_mp.common.bound import bind_torch
@@ -151,16 +150,6 @@ def _tell_regions(devices: Devices) -> None:
     installation.numbers.clear()
 
 
-class _SwitchedOn:
-    """Switches the stand-in on in the process that unpickles it."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return switch_on, (self._device,)
-
-
 def prepare_children(device: str | None = None) -> None:
     """Makes the processes that this process starts switch the stand-in on. Processes of multiprocessing do so before
     they import the script. Other processes do so when they import habana_mp, because of the environment variable
@@ -169,4 +158,4 @@ def prepare_children(device: str | None = None) -> None:
         _state.variable_before = os.environ.get(VARIABLE)
         _state.tells_children = True
     os.environ[VARIABLE] = str(devices().real if device is None else chosen(device))
-    send_to_children(_ENTRY, lambda: _SwitchedOn(os.environ[VARIABLE]))
+    send_to_children(_ENTRY, lambda: (switch_on, os.environ[VARIABLE]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from habana_mp.policy.module_rules import problems_of
 from habana_mp.policy.names import nearest
 from habana_mp.policy.precisions import dtype_meant
 from habana_mp.policy.presets import Preset, hint_for, preset_named, presets, presets_with
+from habana_mp.run.options import imported
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         choices=_PARTS,
         help="one list of the preset, as a list file to start your own from; a lower precision's name means `lower`",
     )
-    show.set_defaults(of_lists=lambda given: _show(given.name, given.only, show))
+    show.set_defaults(run=lambda given: _show(given, show))
     check = of_lists.add_parser("check", help="whether torch knows each name of list files, and what it stands for")
     check.add_argument("files", nargs="+", metavar="FILE", help="a list file")
     check.add_argument(
@@ -66,20 +66,14 @@ def add_parser(commands: Any) -> None:
     check.add_argument(
         "--together", action="store_true", help="the two files are the two lists of one convert: do they contradict?"
     )
-    check.set_defaults(of_lists=lambda given: _check_files(given, check))
+    check.set_defaults(run=lambda given: _check(given, check))
     diff = of_lists.add_parser("diff", help="the names that are in different lists")
     for one in ("a", "b"):
         diff.add_argument(one, metavar="PRESET|FILE", help="a preset, a list file, or two of them: bf16.txt,fp32.txt")
-    diff.set_defaults(of_lists=lambda given: _diff(given.a, given.b))
+    diff.set_defaults(run=_diff)
     find = of_lists.add_parser("find", help="the presets that name an operation, and in which list")
     find.add_argument("operation", metavar="OPERATION", help="a name as in a list, softmax, or an operator, @")
-    find.set_defaults(of_lists=lambda given: _find(given.operation))
-
-
-def run(given: argparse.Namespace) -> int:
-    """Runs the command. Returns the exit status."""
-    status: int = given.of_lists(given)
-    return status
+    find.set_defaults(run=_find)
 
 
 def _part(given: str) -> str:
@@ -88,49 +82,38 @@ def _part(given: str) -> str:
     return given if dtype is None else "fp32" if dtype is torch.float32 else "lower"
 
 
-def _show(name: str | None, only: str | None, parser: argparse.ArgumentParser) -> int:
-    if name is not None:
-        return _show_preset(name, only)
-    if only is not None:
-        parser.error("--only needs a preset's name")
-    return _show_presets(presets().values())
-
-
-def _show_presets(shown: Collection[Preset]) -> int:
-    width = max(len(preset.name) for preset in shown)
+def _show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    name = given.name
+    if given.only is not None:
+        if name is None:
+            parser.error("--only needs a preset's name")
+        preset = _preset(name)
+        print(f"# {preset.name}, {given.only}")
+        for one in getattr(preset, given.only):
+            # In a list file a name means every call.
+            print(f"# its matrix products only: {one.name}" if one.products_only else one.line_text)
+        return 0
+    shown = list(presets().values()) if name is None else [] if name in presets() else presets_with(name)
+    if not shown:
+        preset = _preset(name)
+        print(f"{preset.name}: {preset.description}")
+        for title in _PARTS:
+            if listed := getattr(preset, title):
+                print(f"\n{title}:")
+            for one in listed:
+                print(f"  {one.line_text:<31} {_meaning(one.name)}{_when(one)}")
+    width = max((len(preset.name) for preset in shown), default=0)
     for preset in shown:
         sizes = f"{len(preset.lower):>3} lower {len(preset.fp32):>3} fp32 {len(preset.widest):>3} widest"
         print(f"{preset.name:<{width}}  {sizes}  {preset.description}")
     return 0
 
 
-def _show_preset(name: str, only: str | None) -> int:
-    if name not in presets() and only is None and presets_with(name):
-        return _show_presets(presets_with(name))
+def _preset(name: str) -> Preset:
     if name not in presets() and not os.path.isdir(name):
-        file = "; `habana-mp lists check FILE...` checks files" if os.path.exists(name) else ""
-        hint = file or hint_for(name)
-        print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all{hint}", file=sys.stderr)
-        return 2
-    try:
-        preset = preset_named(name)
-    except (OSError, ValueError) as error:
-        print(f"habana-mp: {error}", file=sys.stderr)
-        return 2
-    if only is not None:
-        print(f"# {preset.name}, {only}")
-        for one in getattr(preset, only):
-            # In a list file a name means every call.
-            print(f"# its matrix products only: {one.name}" if one.products_only else one.line_text)
-        return 0
-    print(f"{preset.name}: {preset.description}")
-    for title in _PARTS:
-        listed = getattr(preset, title)
-        if listed:
-            print(f"\n{title}:")
-            for one in listed:
-                print(f"  {one.line_text:<31} {_meaning(one.name)}{_when(one)}")
-    return 0
+        hint = "; `habana-mp lists check FILE...` checks files" if os.path.exists(name) else hint_for(name)
+        raise ValueError(f"there is no preset `{name}`; `habana-mp lists` shows all{hint}")
+    return preset_named(name)
 
 
 def _when(one: Listed) -> str:
@@ -144,39 +127,25 @@ def _meaning(name: str) -> str:
     resolved = ops.resolve(name)
     if resolved is None:
         return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
-    places = []
+    places: list[Any] = []
     for operation in resolved.exact + resolved.family:
-        places += [builtin.place for builtin in ops.builtins_named(operation)]
-        composite = None if ops.builtins_named(operation) else ops.composite_named(operation)
-        if composite is not None:
-            places.append(composite.place)
-    return ", ".join(places)
+        places += ops.builtins_named(operation) or filter(None, [ops.composite_named(operation)])
+    return ", ".join(one.place for one in places)
 
 
-def _check_files(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _check(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Checks every name of each file, and with ``--together`` that the two files agree. Returns the exit status."""
     if given.together and len(given.files) != 2:
         parser.error("--together needs two FILEs, one for each list")
-    return _check(given.files, together=given.together) if _import(given.modules) else 1
-
-
-def _import(modules: Sequence[str]) -> bool:
-    """Imports modules as a script in the working directory would. Prints the error and returns False if one fails."""
-    if modules:
-        sys.path.insert(0, "")
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
-            print(f"habana-mp: cannot import `{module}`: {type(error).__name__}: {error}", file=sys.stderr)
-            return False
-    return True
-
-
-def _check(files: Sequence[str], *, together: bool) -> int:
-    """Checks every name of each file, and with ``together`` that the two files agree. Returns the exit status."""
+    try:
+        for module in given.modules:
+            imported(module)
+    except ValueError as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 1
     status = 0
     fine = []
-    for file in files:
+    for file in given.files:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -195,7 +164,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
         print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, {verdict}")
         for one in listed:
             print(f"  {one.line:>4}  {one.line_text:<31} {_meaning(one.name)}")
-    if together and status == 0:
+    if given.together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown above, file by file
             problems = problems_of(*fine)
@@ -204,25 +173,19 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     return status
 
 
-def _diff(a: str, b: str) -> int:
-    try:
-        lines = difference(a, b)
-    except (OSError, ValueError) as error:
-        print(f"habana-mp: {error}", file=sys.stderr)
-        return 2
+def _diff(given: argparse.Namespace) -> int:
+    lines = difference(given.a, given.b)
     print("\n".join(lines) or "the same names in the same lists")
     return 1 if lines else 0
 
 
-def _find(operation: str) -> int:
+def _find(given: argparse.Namespace) -> int:
     """Prints the presets whose lines mean the operation, however they spell it, or one of a family with it."""
-    operation = _OPERATORS.get(operation, operation)
+    operation = _OPERATORS.get(given.operation, given.operation)
     wanted = meaning_of(operation)
     if wanted is None:
         near = nearest(operation)
-        hint = f"; did you mean `{near}`?" if near else ""
-        print(f"habana-mp: `{operation}` is no operation of this torch{hint}", file=sys.stderr)
-        return 2
+        raise ValueError(f"`{operation}` is no operation of this torch{f'; did you mean `{near}`?' if near else ''}")
     found = [
         (preset.name, part, one.line_text + _when(one))
         for preset in presets().values()

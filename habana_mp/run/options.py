@@ -1,20 +1,30 @@
-"""The options of a conversion on the command line."""
+"""The command line of the commands that run a script, and the options of a conversion there."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import re
+import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from habana_mp import hmp
+from habana_mp.common.devices import ACCELERATORS
 from habana_mp.common.errors import HmpWarning
 from habana_mp.policy.options import flags
 from habana_mp.recording.record import Record
 from habana_mp.reporting.watch import watching
+from habana_mp.run.closing import ENDINGS
+from habana_mp.run.script import Script, say
 
 _FILES = ("bf16_file_path", "fp32_file_path")
+
+#: Options without a value.
+_SWITCHES = ("--audit", "--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
 
 #: The record of this process: it ends with the process.
 _records: list[Record] = []
@@ -77,9 +87,67 @@ def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace, co
     return values
 
 
+def script_parser(command: str, description: str, epilog: str, *, required: str = "") -> argparse.ArgumentParser:
+    """Returns the parser of a command's own options, with those of `convert`. ``required`` is for its usage."""
+    usage = f"habana-mp {command}{required} [OPTION]..."
+    parser = argparse.ArgumentParser(
+        prog=f"habana-mp {command}",
+        usage=f"{usage} [--] SCRIPT [ARGUMENT]...\n       {usage} -m MODULE [ARGUMENT]...",
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+    )
+    add_arguments(parser, command)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
+    """Returns our options, and the script behind them, whose words are not parsed. Ends the program if it is not there.
+    Points out options of ours among the script's words, unless the script may have options of the same names."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--" and not words[at].startswith("-m"):
+        at += 1 if words[at] in _SWITCHES or "=" in words[at] else 2
+    given = parser.parse_args(words[:at])
+    script = Script.of(words[at + (words[at : at + 1] == ["--"]) :])
+    if not script.words:
+        what = "a MODULE must follow -m" if script.is_module else f"a SCRIPT to {parser.prog.split()[1]} is missing"
+        parser.error(what)
+    try:
+        script.check()
+    except OSError as error:
+        if getattr(given, "gaudi", None) == "" and script.name.partition(":")[0] in ("cpu", *ACCELERATORS):
+            parser.error(f"a device stands after a `=`: --gaudi={script.name}")
+        parser.error(f"cannot open the script: {error}")
+    report = getattr(given, "report_file", None)
+    if report and not report.endswith(ENDINGS):
+        parser.error(f"--report must be a file that ends in .html or .json; got {report}")
+    if report and not os.path.isdir(os.path.dirname(os.path.abspath(report))):
+        parser.error(f"--report must be in a folder that is there; got {report}")
+    ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
+    for word in script.words[1:]:
+        if word.partition("=")[0] in ours and not script.may_read(word):
+            say(
+                f"`{word}` stands behind the script, so the script gets it; write options of habana-mp before "
+                f"{script.name}"
+            )
+    return given, script
+
+
 def absolute(path: str | None) -> str | None:
     """Returns an absolute path: the script may change the working directory, and start processes there."""
     return os.path.abspath(path) if path else None
+
+
+def imported(name: str) -> Any:
+    """Imports PACKAGE.MODULE as a script in the working directory would, or its attribute: PACKAGE.MODULE:ATTRIBUTE."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
+        raise ValueError(f"cannot import `{name}`: {type(error).__name__}: {error}") from None
 
 
 def whole_number(word: str) -> int:

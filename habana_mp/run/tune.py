@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,13 @@ from habana_mp.diagnosis.sites import Site
 from habana_mp.policy.presets import preset_named
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.report import Report
-from habana_mp.run.command import parsed
-from habana_mp.run.diagnose import RunsOfScript, ScriptFailedError, last_lines
-from habana_mp.run.options import Conversion, absolute, add_arguments, whole_number
+from habana_mp.run.diagnose import RunsOfScript
+from habana_mp.run.options import Conversion, parsed, script_parser, whole_number
+from habana_mp.run.processes import ScriptFailedError, run_python
 from habana_mp.run.script import Script
-from habana_mp.tuning.configurations import Rules
+from habana_mp.tuning.configurations import Check, Rules
 from habana_mp.tuning.tune import tuned_by
-from habana_mp.tuning.tuned import write_lists
-
-_USAGE = """habana-mp tune --metric NAME --check EXPRESSION [OPTION]... [--] SCRIPT [ARGUMENT]...
-       habana-mp tune --metric NAME --check EXPRESSION [OPTION]... -m MODULE [ARGUMENT]..."""
+from habana_mp.tuning.tuned import as_rules, write_lists
 
 #: The functions that an expression may call, and `math`.
 _FUNCTIONS = {"abs": abs, "max": max, "min": min, "math": math}
@@ -42,13 +37,11 @@ _FUNCTIONS = {"abs": abs, "max": max, "min": min, "math": math}
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp tune``. Returns the exit status."""
     parser = own_parser()
-    given, command, is_module = parsed(parser, words, "tune")
-    check = _Check(given.check)
+    given, script = parsed(parser, words)
     try:
-        check.try_out()
+        check = _checked(given.check)
         preset_named(given.preset)
-        Script(command, is_module=is_module).check()
-    except (_WrongCheckError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     if given.workers > 1 and given.metric_file:
         parser.error(
@@ -56,15 +49,8 @@ def main(words: Sequence[str]) -> int:
             "print its value"
         )
     with tempfile.TemporaryDirectory() as folder:
-        runner = _RunsOfScript(given, command, Path(folder), is_module=is_module)
-        path = absolute(given.state)
-        try:
-            found = tuned_by(
-                runner, check, seeds=given.seeds, budget=given.budget, path=None if path is None else Path(path)
-            )
-        except (_WrongCheckError, ScriptFailedError, ValueError) as error:
-            print(f"habana-mp: {error}", file=sys.stderr)
-            return 1
+        runner = _Runner(given, script, Path(folder))
+        found = tuned_by(runner, check, seeds=given.seeds, budget=given.budget, path=given.state)
     print(found)
     if found.passed and given.write:
         found.write(given.write)
@@ -73,13 +59,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def own_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="habana-mp tune",
-        usage=_USAGE,
-        description="Find the lists with which a script is as good as in float32, with few operations in float32. The "
-        "script runs many times: in float32, with all that the preset lowers, and with single operations in float32.",
-        epilog="Exit status: 0 lists were found, 1 none were or the script fails, 2 wrong usage.",
-        allow_abbrev=False,
+    parser = script_parser(
+        "tune",
+        "Find the lists with which a script is as good as in float32, with few operations in float32. The script runs "
+        "many times: in float32, with all that the preset lowers, and with single operations in float32.",
+        "Exit status: 0 lists were found, 1 none were or the script fails, 2 wrong usage.",
+        required=" --metric NAME --check EXPRESSION",
     )
     parser.add_argument(
         "--metric", required=True, metavar="NAME", help="the value: the script prints `NAME: value`, last in a line"
@@ -98,9 +83,10 @@ def own_parser() -> argparse.ArgumentParser:
         "--workers", type=whole_number, default=1, metavar="N", help="run the script with N seeds at the same time"
     )
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="no run begins later than this")
-    parser.add_argument("--state", metavar="FILE", help="keeps the values of all runs; another call continues with it")
+    parser.add_argument(
+        "--state", type=Path, metavar="FILE", help="keeps the values of all runs; another call continues with it"
+    )
     parser.add_argument("--write", metavar="FOLDER", help="write the two list files there")
-    add_arguments(parser, "tune")
     parser.set_defaults(preset="hmp-default", dtype="bf16")
     return parser
 
@@ -112,55 +98,41 @@ def _seeds(word: str) -> tuple[int, ...]:
 
 
 def _seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"it must be seconds above 0; got {word}")
-    return seconds
+    with suppress(ValueError):
+        if float(word) > 0:
+            return float(word)
+    raise argparse.ArgumentTypeError(f"it must be seconds above 0; got {word}")
 
 
-class _WrongCheckError(Exception):
-    """The text of --check is not an expression over `value` and `exact`."""
+def _checked(text: str) -> Check:
+    """Returns the check of an expression over `value` and `exact`. Raises ValueError if it is none."""
 
-
-class _Check:
-    """An expression over `value` and `exact`."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __call__(self, value: Any, exact: Any) -> bool:
+    def check(value: Any, exact: Any) -> bool:
         try:
-            return self._evaluated(value, exact)
-        except (ArithmeticError, ValueError) as error:
+            return bool(eval(text, {"__builtins__": {}, **_FUNCTIONS}, {"value": value, "exact": exact}))
+        except Exception as error:  # the expression may be any
             raise ValueError(
-                f"--check {self._text!r} has no result for the value {value!r}, in float32 {exact!r}: {error}"
-            ) from None
+                f"--check {text!r} has no result for the value {value!r}, in float32 {exact!r}: {error}"
+            ) from error
 
-    def try_out(self) -> None:
-        """Raises _WrongCheckError if it is no expression over `value` and `exact`."""
-        for value, exact in ((1.0, 2.0), (2.0, 1.0)):
-            with suppress(ArithmeticError, ValueError):
-                self._evaluated(value, exact)
-
-    def _evaluated(self, value: Any, exact: Any) -> bool:
+    for tried in ((1.0, 2.0), (2.0, 1.0)):
         try:
-            return bool(eval(self._text, {"__builtins__": {}, **_FUNCTIONS}, {"value": value, "exact": exact}))
-        except (SyntaxError, NameError, TypeError, AttributeError) as error:
-            raise _WrongCheckError(
-                f'--check must be an expression over `value` and `exact`, as "value <= exact * 1.01"; got '
-                f"{self._text!r}: {error}"
-            ) from None
+            check(*tried)
+        except ValueError as error:
+            if not isinstance(error.__cause__, ArithmeticError | ValueError):
+                raise ValueError(
+                    '--check must be an expression over `value` and `exact`, as "value <= exact * 1.01"; got '
+                    f"{text!r}: {error.__cause__}"
+                ) from None
+    return check
 
 
-class _RunsOfScript:
+class _Runner:
     """Runs of a script, each in a process of its own."""
 
-    def __init__(self, given: argparse.Namespace, words: Sequence[str], folder: Path, *, is_module: bool) -> None:
+    def __init__(self, given: argparse.Namespace, script: Script, folder: Path) -> None:
         self.preset, self.lower, self.workers = given.preset, given.dtype, given.workers
-        self._given, self._words, self._is_module, self._folder = given, list(words), is_module, folder
+        self._given, self._script, self._folder = given, script, folder
 
     def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
         begin = time.perf_counter()
@@ -170,17 +142,14 @@ class _RunsOfScript:
     def rows(self, rules: Rules, seed: int) -> Sequence[Row]:
         report = self._folder / "report.json"
         self._printed(rules, seed, "--report", str(report), "--detail", "modules")
-        return tuple(Report.from_dict(json.loads(report.read_text("utf-8"))))
+        return tuple(Report.from_json(report))
 
     def sites(self, seed: int) -> Sequence[Site]:
         conversion = Conversion({"preset": self.preset, "dtype": self.lower})
-        words = [*self._words, *self._seed_words(seed)]
-        runs = RunsOfScript(
-            conversion, words, 0, self._folder, is_module=self._is_module, variables=self._variables(seed)
-        )
+        runs = RunsOfScript(conversion, self._with_seed(seed), 0, self._folder, self._variables(seed))
         try:
             return sites_of(runs)
-        except (ScriptFailedError, ValueError):
+        except ValueError:
             return ()
 
     def _printed(self, rules: Rules, seed: int, *more: str) -> str:
@@ -188,30 +157,25 @@ class _RunsOfScript:
         if rules is None:
             options = ["--opt-level", "O0"]
         else:
-            lower, fp32 = write_lists(self._folder / f"lists-{seed}", self.preset, self.lower, rules)
-            options = ["--preset", self.preset, "--bf16", str(lower), "--fp32", str(fp32)]
-        script = [*(["-m"] if self._is_module else ["--"]), *self._words, *self._seed_words(seed)]
-        done = subprocess.run(
-            [sys.executable, "-m", "habana_mp", "run", "--dtype", self.lower, *options, *more, *script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, **self._variables(seed)},
-            check=False,
+            lists = self._folder / f"lists-{seed}"
+            write_lists(lists, self.preset, self.lower, as_rules(rules))
+            options = ["--preset", self.preset, f"--bf16={lists}/{self.lower}.txt", f"--fp32={lists}/fp32.txt"]
+        script = self._with_seed(seed)
+        status, printed = run_python(
+            [
+                *("-m", "habana_mp", "run", "--dtype", self.lower, *options, *more),
+                *("-m" if script.is_module else "--", *script.words),
+            ],
+            self._variables(seed),
         )
-        if done.returncode != 0:
-            raise ScriptFailedError(
-                f"the script failed (exit status {done.returncode}); the last lines that it printed:\n"
-                f"{last_lines(done.stdout)}"
-            )
-        return done.stdout
+        if status:
+            raise ScriptFailedError(f"the script failed (exit status {status})", printed)
+        return printed
 
-    def _seed_words(self, seed: int) -> list[str]:
+    def _with_seed(self, seed: int) -> Script:
         name = self._given.seed_argument
-        if not name:
-            return []
-        return [name if name.startswith("-") else f"--{name}", str(seed)]
+        words = [name if name.startswith("-") else f"--{name}", str(seed)] if name else []
+        return replace(self._script, words=(*self._script.words, *words))
 
     def _variables(self, seed: int) -> dict[str, str]:
         return {self._given.seed_variable: str(seed)} if self._given.seed_variable else {}
@@ -222,14 +186,11 @@ class _RunsOfScript:
             try:
                 return json.loads(Path(self._given.metric_file).read_text("utf-8"))[name]
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ScriptFailedError(
+                raise ValueError(
                     f"{self._given.metric_file}: the script wrote no JSON with the key {name!r} there: {error!r}"
                 ) from None
         found = re.findall(rf"^(?:.*\s)?{re.escape(name)}:\s*(\S+)\s*$", printed, re.MULTILINE)
         try:
             return float(found[-1])
         except (IndexError, ValueError):
-            raise ScriptFailedError(
-                f"the script printed no line that ends in `{name}: value`; the last lines that it printed:\n"
-                f"{last_lines(printed)}"
-            ) from None
+            raise ScriptFailedError(f"the script printed no line that ends in `{name}: value`", printed) from None

@@ -1,8 +1,11 @@
-"""The lines that a tuning may put into float32: the operations that ran in lower precision, and their modules."""
+"""The lines that a tuning may put into float32: the operations that ran in lower precision, and their modules; and the
+search for those that are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from habana_mp import ops
 from habana_mp.diagnosis.search import ranked
@@ -10,9 +13,7 @@ from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.remedies import rules_for
 
-#: An operation that runs in more modules than this gets no lines for single modules.
-_MOST_MODULES = 400
-
+_T = TypeVar("_T")
 
 #: An operation, and the path of a module in which it runs.
 Suspect = tuple[str, str]
@@ -32,33 +33,71 @@ class Candidates:
     def __init__(self, rows: Iterable[Row], suspects: Sequence[Suspect]) -> None:
         """``rows``: the calls of a run, by module. ``suspects``: what a diagnosis of its first step suspects, the most
         suspected places first; may be empty."""
-        self._rows = [row for row in rows if row.is_lower and _may_be_listed(row.operation)]
-        self._rank = {place: number for number, place in reversed(list(enumerate(suspects)))}
-        self._rank_of_operation = {place[0]: number for number, place in reversed(list(enumerate(suspects)))}
+        self._rows = [
+            row
+            for row in rows
+            if row.is_lower
+            and ops.resolve(row.operation) is not None
+            and not ops.is_in_place(row.operation)
+            and ops.computes(row.operation)
+        ]
+        self._suspects = suspects
 
     def operations(self) -> list[str]:
         """Returns the operations, as lines of a list."""
-        calls: dict[str, int] = {}
+        calls: Counter[str] = Counter()
         for row in self._rows:
-            calls[row.operation] = calls.get(row.operation, 0) + row.calls
-        last = len(self._rank)
-        return sorted(calls, key=lambda one: (self._rank_of_operation.get(one, last), -calls[one], one))
+            calls[row.operation] += row.calls
+        ranks = _ranks(operation for operation, _ in self._suspects)
+        return sorted(calls, key=lambda one: (ranks.get(one, len(ranks)), -calls[one], one))
 
     def in_modules(self, operations: Sequence[str]) -> list[str]:
         """Returns lines that name these operations in each of their modules. For an operation that also runs outside of
         modules, the last lines contain its name alone."""
-        last = len(self._rank)
+        ranks = _ranks(self._suspects)
         found: dict[str, tuple[int, str]] = {}
-        for operation in operations:
-            its = [row for row in self._rows if row.operation == operation]
-            if any(row.module is None for row in its) or len(its) > _MOST_MODULES:
-                found[operation] = (last + 1, operation)
-            for row in its if len(its) <= _MOST_MODULES else ():
-                rank = self._rank.get((operation, row.module or ""), last)
-                for line in rules_for([row], "fp32") if row.module is not None else ():
-                    found.setdefault(line, (rank, line))
+        for row in self._rows:
+            if row.operation in operations and row.module is None:
+                found[row.operation] = (len(ranks) + 1, row.operation)
+            elif row.operation in operations:
+                for line in rules_for([row], "fp32"):
+                    found.setdefault(line, (ranks.get((row.operation, row.module or ""), len(ranks)), line))
         return sorted(found, key=lambda line: found[line])
 
 
-def _may_be_listed(operation: str) -> bool:
-    return ops.resolve(operation) is not None and not ops.is_in_place(operation) and ops.computes(operation)
+def _ranks(suspects: Iterable[_T]) -> dict[_T, int]:
+    return {one: number for number, one in enumerate(dict.fromkeys(suspects))}
+
+
+def minimal_set(candidates: Sequence[_T], passes: Callable[[tuple[_T, ...]], bool]) -> list[_T] | None:
+    """Returns candidates with which the check passes, and of which it needs each one. Returns None if the check fails
+    even with all candidates.
+
+    The most suspected candidates must come first. The shortest beginning of the sequence that passes is found by
+    halving, and its last candidate is needed. Then the same is done with the candidates before it, until the found
+    candidates pass alone. At the end the check is called once without each of them. To find k of n candidates takes at
+    most 2 k log2(n) + k calls, in addition to the first calls with no candidate and with all.
+    """
+    if passes(()):
+        return []
+    if not passes(tuple(candidates)):
+        return None
+    found: list[_T] = []
+    left = list(candidates)
+    while True:
+        least, most = 1, len(left)
+        while least < most:
+            middle = (least + most) // 2
+            if passes((*found, *left[:middle])):
+                most = middle
+            else:
+                least = middle + 1
+        found.append(left[most - 1])
+        left = left[: most - 1]
+        if not left or passes(tuple(found)):
+            break
+    for one in list(found):
+        others = tuple(other for other in found if other is not one)
+        if len(found) > 1 and passes(others):
+            found = list(others)
+    return found

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any, Protocol
 from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import Row
 from habana_mp.tuning.candidates import Suspect, suspects_among
-
-FORMAT, VERSION = "habana-mp tuning", 1
 
 #: The name of the run in float32 in the file.
 _FLOAT32 = "float32"
@@ -69,11 +66,11 @@ class Configurations:
         """``path``: a new file, or one of a tuning with the same preset and precision, which is continued."""
         self._runner, self._check, self._seeds = runner, check, tuple(seeds)
         self._end = None if budget is None else time.monotonic() + budget
-        self._about = {"preset": runner.preset, "dtype": runner.lower}
         self._path, self._progress = path, progress
-        self._known: dict[str, tuple[Any, float | None]] = {}
-        self._rows: dict[str, list[Row]] = {}
-        self._suspects: dict[str, list[Suspect]] = {}
+        about = {"preset": runner.preset, "dtype": runner.lower}
+        #: What the file has.
+        self._known: dict[str, Any] = {"format": "habana-mp tuning", "version": 1, "about": about}
+        self._known |= {"runs": {}, "rows": {}, "suspects": {}}
         #: The smallest set of rules that passed.
         self.best: tuple[str, ...] | None = None
         if path is not None and path.exists():
@@ -95,57 +92,53 @@ class Configurations:
         return True
 
     def value(self, rules: Rules, seed: int) -> Any:
-        return self._result(rules, seed)[0]
+        self._run(rules, [seed])
+        return self._known["runs"][_key(rules, seed)][0]
 
     def seconds(self, rules: Rules) -> float:
         """Returns the median time of a run. If no run has a time, one is made again until it has one."""
-        results = [self._result(rules, seed) for seed in self._seeds]
-        while not (times := [seconds for _, seconds in results if seconds is not None]):
-            self._make(rules, self._seeds[:1])
-            results = [self._result(rules, self._seeds[0])]
-        return statistics.median(times)
+        while True:
+            self._run(rules, self._seeds)
+            runs: list[tuple[Any, float | None]] = [self._known["runs"][_key(rules, seed)] for seed in self._seeds]
+            if times := [seconds for _, seconds in runs if seconds is not None]:
+                return statistics.median(times)
+            del self._known["runs"][_key(rules, self._seeds[0])]
 
     def rows(self, rules: tuple[str, ...]) -> list[Row]:
         """Returns the calls of a run with the first seed, by module."""
-        key = _key(rules, self._seeds[0])
-        if key not in self._rows:
-            self.begin("which operations run, and how long they take")
-            self._rows[key] = list(self._runner.rows(rules, self._seeds[0]))
-            self._write()
-        return self._rows[key]
+        seed, what = self._seeds[0], "which operations run, and how long they take"
+        key = _key(rules, seed)
+        found = self._measured("rows", key, what, lambda: [asdict(one) for one in self._runner.rows(rules, seed)])
+        return [Row(**one) for one in found]
 
     def suspects(self) -> list[Suspect]:
         """Returns the places that a diagnosis of the first step suspects, with the first seed."""
-        key = str(self._seeds[0])
-        if key not in self._suspects:
-            self.begin("a diagnosis of the first step")
-            self._suspects[key] = suspects_among(self._runner.sites(self._seeds[0]))
-            self._write()
-        return self._suspects[key]
+        seed, what = self._seeds[0], "a diagnosis of the first step"
+        found = self._measured("suspects", str(seed), what, lambda: suspects_among(self._runner.sites(seed)))
+        return [(operation, module) for operation, module in found]
 
-    def _result(self, rules: Rules, seed: int) -> tuple[Any, float | None]:
-        self._run(rules, [seed])
-        return self._known[_key(rules, seed)]
+    def _measured(self, kind: str, key: str, what: str, measure: Callable[[], list[Any]]) -> list[Any]:
+        known: dict[str, list[Any]] = self._known[kind]
+        if key not in known:
+            self.begin(what)
+            known[key] = measure()
+            self._write()
+        return known[key]
 
     def _run(self, rules: Rules, seeds: Sequence[int]) -> None:
         """Runs a configuration with each seed whose result is not known yet, several at the same time."""
-        missing = [seed for seed in seeds if _key(rules, seed) not in self._known]
-        if missing:
-            self._make(rules, missing)
-
-    def _make(self, rules: Rules, seeds: Sequence[int]) -> None:
-        what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
-        self.begin(f"configuration {self.count}, {what}, seed {', '.join(map(str, seeds))}")
-        for seed, result in zip(seeds, self._results(rules, seeds), strict=True):
-            self._known[_key(rules, seed)] = result
-            self._write()
-
-    def _results(self, rules: Rules, seeds: Sequence[int]) -> Iterator[tuple[Any, float | None]]:
-        if self._runner.workers == 1:  # in this thread, where a user's function expects to run
-            yield from (self._runner.run(rules, seed) for seed in seeds)
+        known = self._known["runs"]
+        missing = [seed for seed in seeds if _key(rules, seed) not in known]
+        if not missing:
             return
+        what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
+        self.begin(f"configuration {self.count}, {what}, seed {', '.join(map(str, missing))}")
         with ThreadPoolExecutor(self._runner.workers) as pool:
-            yield from pool.map(lambda seed: self._runner.run(rules, seed), seeds)
+            # A single worker is this thread, where a user's function expects to run.
+            start: Any = map if self._runner.workers == 1 else pool.map
+            for seed, result in zip(missing, start(lambda seed: self._runner.run(rules, seed), missing), strict=True):
+                known[_key(rules, seed)] = result
+                self._write()
 
     def begin(self, what: str) -> None:
         """Shows what runs next. Raises OutOfTimeError when the budget is spent."""
@@ -157,60 +150,37 @@ class Configurations:
     @property
     def count(self) -> int:
         """The number of configurations that were run, each with as many seeds as were needed."""
-        return len({key.partition(": ")[2] for key in self._known})
+        return len({key.partition(": ")[2] for key in self._known["runs"]})
 
     # ---- the file ----------------------------------------------------------------------------------------------------
 
     def _read(self, path: Path) -> None:
         try:
             content = json.loads(path.read_text("utf-8"))
-            about = content["about"]
-            known = {key: (_decoded(value), one and float(one)) for key, (value, one) in content["runs"].items()}
-            rows = {key: [Row(**one) for one in its] for key, its in content.get("rows", {}).items()}
-            suspects = {key: [(one, where) for one, where in its] for key, its in content.get("suspects", {}).items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            about, _ = content["about"], content["runs"]
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: it is no file of `hmp.tune`: {error}") from None
-        if about != self._about:
+        if about != self._known["about"]:
             raise ValueError(
-                f"{path}: it belongs to a tuning with {about}, and this one has {self._about}; give another path, or "
-                "remove the file"
+                f"{path}: it belongs to a tuning with {about}, and this one has {self._known['about']}; give another "
+                "path, or remove the file"
             )
-        self._known, self._rows, self._suspects = known, rows, suspects
+        self._known |= content
 
     def _write(self) -> None:
         if self._path is None:
             return
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "about": self._about,
-            "runs": {key: [_encoded(value), seconds] for key, (value, seconds) in self._known.items()},
-            "rows": {key: [asdict(one) for one in its] for key, its in self._rows.items()},
-            "suspects": self._suspects,
-        }
+        try:
+            text = json.dumps(self._known, indent=1)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"`run` must return numbers, texts, or lists or dicts of these, if `path` is given: {error}"
+            ) from None
         beside = self._path.with_name(self._path.name + ".new")
-        beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        beside.write_text(text + "\n", "utf-8")
         os.replace(beside, self._path)
 
 
 def _key(rules: Rules, seed: int) -> str:
     """Returns the name of a run in the file."""
     return f"{seed}: {_FLOAT32 if rules is None else '; '.join(sorted(rules))}"
-
-
-def _encoded(value: Any) -> Any:
-    """Returns a value in a form that JSON can store. Numbers that are not finite become text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"not finite": repr(value)}
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"`run` must return numbers, texts, or lists or dicts of these, if `path` is given; got "
-            f"{type(value).__name__}: {value!r}"
-        ) from None
-    return value
-
-
-def _decoded(value: Any) -> Any:
-    return float(value["not finite"]) if isinstance(value, dict) and set(value) == {"not finite"} else value

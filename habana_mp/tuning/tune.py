@@ -26,9 +26,8 @@ from habana_mp.policy.rules import Policy, policy_from_lists
 from habana_mp.reporting import counting
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.watch import watch
-from habana_mp.tuning.candidates import Candidates
+from habana_mp.tuning.candidates import Candidates, minimal_set
 from habana_mp.tuning.configurations import Check, Configurations, OutOfTimeError, Rules, Runner
-from habana_mp.tuning.minimal import minimal_set
 from habana_mp.tuning.tuned import Tuned, as_rules
 
 Run = Callable[[int], Any]
@@ -87,13 +86,6 @@ def tune(
     return tuned_by(runner, check, seeds=seeds, budget=budget, path=None if path is None else Path(path))
 
 
-def tuned_by(runner: Runner, check: Check, *, seeds: Sequence[int], budget: float | None, path: Path | None) -> Tuned:
-    """Returns the result for what this runner runs."""
-    with ProgressLine(command="tune") as progress:
-        known = Configurations(runner, check, seeds, budget=budget, path=path, progress=progress)
-        return _Tuning(runner, known, seeds).result()
-
-
 class _RunsHere:
     """Runs of a function in this process."""
 
@@ -102,8 +94,7 @@ class _RunsHere:
     def __init__(self, run: Run, preset: str, lower: str) -> None:
         self._run, self.preset, self.lower = run, preset, lower
         self._lists = preset_named(preset)
-        #: The precisions of the runs so far.
-        self._precisions: set[str] = set()
+        self._ran_in_float32: set[bool] = set()
 
     def run(self, rules: Rules, seed: int) -> tuple[Any, float | None]:
         with self._converted(rules) as policy:
@@ -112,26 +103,22 @@ class _RunsHere:
             seconds = perf_counter() - begin
             if installation.policy is not policy:
                 raise RuntimeError("`run` must not call `hmp.convert` or `hmp.restore`: `hmp.tune` does so")
-        # The first run imports, allocates memory and chooses kernels.
-        precision = "fp32" if rules is None else self.lower
-        is_first = precision not in self._precisions
-        self._precisions.add(precision)
+        # The first run in each precision imports, allocates memory and chooses kernels.
+        is_first = (rules is None) not in self._ran_in_float32
+        self._ran_in_float32.add(rules is None)
         return value, None if is_first else seconds
 
     @contextmanager
     def _converted(self, rules: Rules) -> Iterator[Policy]:
-        policy = self._policy(rules)
+        policy = Policy(lower=self.lower)
+        if rules is not None:
+            given = given_rules(as_rules(rules), self.lower)
+            policy = policy_from_lists(self._lists, self.lower, given=given)
         installation.install(policy, Options(within=self._lists.within))
         try:
             yield policy
         finally:
             installation.uninstall()
-
-    def _policy(self, rules: Rules) -> Policy:
-        if rules is None:
-            return Policy(lower=self.lower)
-        given = given_rules(as_rules(rules), self.lower)
-        return policy_from_lists(self._lists, self.lower, given=given)
 
     def rows(self, rules: Rules, seed: int) -> tuple[Row, ...]:
         with self._converted(rules), watch("modules"):
@@ -146,84 +133,76 @@ class _RunsHere:
         return []
 
 
-class _Tuning:
-    """The search for the lists, and its result."""
-
-    def __init__(self, runner: Runner, configurations: Configurations, seeds: Sequence[int]) -> None:
-        self._runner, self._configurations, self._seeds = runner, configurations, seeds
-
-    def result(self) -> Tuned:
-        found: list[str] | None = None
-        faster: list[str] = []
-        is_minimal = True
+def tuned_by(runner: Runner, check: Check, *, seeds: Sequence[int], budget: float | None, path: Path | None) -> Tuned:
+    """Returns the result for what this runner runs."""
+    found: list[str] | None = None
+    faster: list[str] = []
+    is_minimal = True
+    values, speedup = {}, 0.0
+    with ProgressLine(command="tune") as progress:
+        known = Configurations(runner, check, seeds, budget=budget, path=path, progress=progress)
         try:
-            found = self._needed()
+            found = _needed(known)
             if found is not None:
-                found = self._with_float32_results(found)
-                faster = self._faster(found)
+                found = _with_float32_results(known, found)
+                faster = _faster(known, found)
         except OutOfTimeError:
-            best = self._configurations.best
-            if found is None and best is not None:
-                found, is_minimal = list(best), False
-        lines = (*(found or ()), *faster)
-        known = self._configurations
-        values, speedup = {}, 0.0
+            if found is None and known.best is not None:
+                found, is_minimal = list(known.best), False
         with suppress(OutOfTimeError):
-            values = {seed: (known.value(None, seed), known.value(lines, seed)) for seed in self._seeds}
+            lines = (*(found or ()), *faster)
+            values = {seed: (known.value(None, seed), known.value(lines, seed)) for seed in seeds}
             speedup = known.seconds(None) / known.seconds(lines)
-        return Tuned(
-            rules=as_rules(found or ()),
-            faster=as_rules(faster),
-            passed=found is not None,
-            runs=known.count,
-            speedup=speedup,
-            values=values,
-            is_minimal=is_minimal,
-            preset=self._runner.preset,
-            dtype=self._runner.lower,
-        )
+    return Tuned(
+        rules=as_rules(found or ()),
+        faster=as_rules(faster),
+        passed=found is not None,
+        runs=known.count,
+        speedup=speedup,
+        values=values,
+        is_minimal=is_minimal,
+        preset=runner.preset,
+        dtype=runner.lower,
+    )
 
-    def _needed(self) -> list[str] | None:
-        """Returns the lines that are needed for accuracy; None if no lines are enough."""
-        passes = self._configurations.passes
-        if passes(()):
-            return []
-        candidates = Candidates(self._configurations.rows(()), self._configurations.suspects())
-        operations = minimal_set(candidates.operations(), passes)
-        if operations is None:
-            return None
-        in_modules = candidates.in_modules(operations)
-        if set(in_modules) == set(operations):
-            return operations
-        narrowed = minimal_set(in_modules, passes)
-        return operations if narrowed is None else narrowed
 
-    def _with_float32_results(self, needed: Sequence[str]) -> list[str]:
-        """Returns the lines with a float32 result of lowered operands wherever that is enough, the last one first."""
-        lines = list(needed)
-        for place in reversed(range(len(lines))):
-            line = lines[place]
-            if not ops.can_have_float32_result(parse_line(line, "", 0).name):
-                continue
-            tried = [*lines[:place], line + FLOAT32_RESULT, *lines[place + 1 :]]
-            if self._configurations.passes(tuple(tried)):
-                lines = tried
-        return lines
-
-    def _faster(self, needed: Sequence[str]) -> list[str]:
-        """Returns the operations that make the run faster in float32 than in lower precision."""
-        known = self._configurations
-        rows = known.rows(tuple(needed))
-        operations = Candidates(rows, ()).operations()
-        low, exact = _seconds_of(rows), _seconds_of(known.rows((*needed, *operations)))
-        saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
-        if sum(saved.values()) < _LEAST_SHARE * known.seconds(tuple(needed)):
-            return []
-        lines = sorted(saved)
-        together = (*needed, *lines)
-        if known.passes(together) and known.seconds(together) < _FASTER * known.seconds(tuple(needed)):
-            return lines
+def _needed(known: Configurations) -> list[str] | None:
+    """Returns the lines that are needed for accuracy; None if no lines are enough."""
+    if known.passes(()):
         return []
+    candidates = Candidates(known.rows(()), known.suspects())
+    operations = minimal_set(candidates.operations(), known.passes)
+    if operations is None:
+        return None
+    in_modules = candidates.in_modules(operations)
+    narrowed = None if set(in_modules) == set(operations) else minimal_set(in_modules, known.passes)
+    return operations if narrowed is None else narrowed
+
+
+def _with_float32_results(known: Configurations, needed: Sequence[str]) -> list[str]:
+    """Returns the lines with a float32 result of lowered operands wherever that is enough, the last one first."""
+    lines = list(needed)
+    for place in reversed(range(len(lines))):
+        if ops.can_have_float32_result(parse_line(lines[place], "", 0).name):
+            tried = [*lines[:place], lines[place] + FLOAT32_RESULT, *lines[place + 1 :]]
+            if known.passes(tuple(tried)):
+                lines = tried
+    return lines
+
+
+def _faster(known: Configurations, needed: Sequence[str]) -> list[str]:
+    """Returns the operations that make the run faster in float32 than in lower precision."""
+    rows, whole = known.rows(tuple(needed)), known.seconds(tuple(needed))
+    operations = Candidates(rows, ()).operations()
+    low, exact = _seconds_of(rows), _seconds_of(known.rows((*needed, *operations)))
+    saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
+    together = (*needed, *sorted(saved))
+    is_faster = (
+        sum(saved.values()) >= _LEAST_SHARE * whole
+        and known.passes(together)
+        and known.seconds(together) < _FASTER * whole
+    )
+    return sorted(saved) if is_faster else []
 
 
 def _seconds_of(rows: Sequence[Row]) -> dict[str, float]:

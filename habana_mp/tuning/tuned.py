@@ -60,7 +60,7 @@ class Tuned:
         """Writes ``bf16.txt`` (``fp16.txt`` for float16), ``fp32.txt`` and ``within.txt`` into a folder, which is
         created if it is missing. The line before each tuned line contains its reason. The folder is a preset of
         :func:`convert`."""
-        write_lists(folder, self.preset, self.dtype, as_lines(self.rules), as_lines(self.faster))
+        write_lists(folder, self.preset, self.dtype, self.rules, self.faster)
 
 
 _HOW = {"fp32": "in float32", "lower" + FLOAT32_RESULT: "with a float32 result"}
@@ -72,39 +72,30 @@ def as_rules(lines: Iterable[str]) -> dict[str, str]:
     return {line: "lower" + FLOAT32_RESULT if arrow else "fp32" for line, arrow, _ in parts}
 
 
-def as_lines(rules: Mapping[str, str]) -> list[str]:
-    """The reverse of :func:`as_rules`."""
-    return [line if precision == "fp32" else line + FLOAT32_RESULT for line, precision in rules.items()]
-
-
 def write_lists(
-    folder: str | os.PathLike[str], preset: str, dtype: str, rules: Iterable[str], faster: Iterable[str] = ()
-) -> tuple[Path, Path]:
-    """Writes the lists of a preset with these lines in float32, or in the list of the lower precision if they end in
-    ` -> fp32`. Returns the paths of the two files."""
-    rules, faster = list(rules), list(faster)
+    folder: str | os.PathLike[str], preset: str, dtype: str, rules: Mapping[str, str], faster: Iterable[str] = ()
+) -> None:
+    """Writes the lists of a preset with these rules, and with further lines in float32."""
     lists, path = preset_named(preset), Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    moved = {line.removesuffix(FLOAT32_RESULT) for line in (*rules, *faster) if IN_MODULES not in line}
-    sums = [line for line in rules if line.endswith(FLOAT32_RESULT)]
-    lower = _names(one for one in lists.lower if one.name not in moved and not one.products_only)
-    fp32 = _names(one for one in lists.fp32 if one.name not in moved)
-    tuned = [
-        *_with_reason((line for line in rules if line not in sums), "In float32: for accuracy."),
-        *_with_reason(faster, "In float32: it is faster here."),
-    ]
+    moved = {line for line in (*rules, *faster) if IN_MODULES not in line}
+    sums = [line + FLOAT32_RESULT for line, precision in rules.items() if precision != "fp32"]
+    exact = [line for line, precision in rules.items() if precision == "fp32"]
     head = f"# Tuned by habana_mp, from the preset {preset}."
-    files = path / f"{dtype}.txt", path / "fp32.txt"
-    for file, lines in zip(
-        files,
-        ([head, *_with_reason(sums, "A float32 result: for accuracy."), *lower], [head, *tuned, *fp32]),
-        strict=True,
-    ):
-        file.write_text("\n".join(lines) + "\n", "utf-8")
-    (path / WITHIN_FILE).write_text(
-        f"# Where the lists lower: `{MODULES}` or `{EVERYWHERE}`.\n{lists.within}\n", "utf-8"
-    )
-    return files
+    files = {
+        f"{dtype}.txt": (
+            *(head, *_with_reason(sums, "A float32 result: for accuracy.")),
+            *_names(one for one in lists.lower if one.name not in moved and not one.products_only),
+        ),
+        "fp32.txt": (
+            *(head, *_with_reason(exact, "In float32: for accuracy.")),
+            *_with_reason(faster, "In float32: it is faster here."),
+            *_names(one for one in lists.fp32 if one.name not in moved),
+        ),
+        WITHIN_FILE: (f"# Where the lists lower: `{MODULES}` or `{EVERYWHERE}`.", lists.within),
+    }
+    for name, lines in files.items():
+        (path / name).write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _names(listed: Iterable[Listed]) -> list[str]:

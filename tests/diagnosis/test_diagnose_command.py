@@ -57,7 +57,7 @@ with torch.no_grad():
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("habana_mp.run.diagnose.subprocess", forked.IN_PLACE_OF_SUBPROCESS)
+    monkeypatch.setattr("habana_mp.run.processes.subprocess", forked.IN_PLACE_OF_SUBPROCESS)
     path = tmp_path / "script.py"
     path.write_text(TRAINS)
     return path

@@ -342,7 +342,7 @@ def test_the_doctor_shows_what_is_taken_for_granted(capsys: pytest.CaptureFixtur
 def test_the_doctor_names_what_is_not_as_expected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_print_bf16", lambda: None)
+    monkeypatch.setattr("habana_mp.run.doctor._print_bf16", lambda: None)
     with ledger.broken("torch.checkpoint"):
         cli.main(["doctor"])
     told = capsys.readouterr().out

@@ -44,7 +44,7 @@ CHECK = "abs(value - exact) <= 0.002 * exact"
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("habana_mp.run.tune.subprocess", forked.IN_PLACE_OF_SUBPROCESS)
+    monkeypatch.setattr("habana_mp.run.processes.subprocess", forked.IN_PLACE_OF_SUBPROCESS)
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path

@@ -1,4 +1,4 @@
-"""Processes that multiprocessing starts: each gets some values before it imports the script again."""
+"""Processes that multiprocessing starts: each makes some calls before it imports the script again."""
 
 from __future__ import annotations
 
@@ -30,11 +30,25 @@ def _is_there() -> bool:
     return list(inspect.signature(multiprocessing.spawn.get_preparation_data).parameters) == ["name"]
 
 
+#: A function and its arguments.
+Call = tuple[Any, ...]
+
+
+class _Called:
+    """Makes a call in the process that unpickles it."""
+
+    def __init__(self, call: Call) -> None:
+        self._function, *self._arguments = call
+
+    def __reduce__(self) -> Call:
+        return self._function, tuple(self._arguments)
+
+
 class _Preparation:
-    """The values for child processes, by their names in that dict. A child reads only the names that it knows."""
+    """The calls in child processes, by their names in that dict. A child reads only the names that it knows."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Callable[[], Any]] = {}
+        self.entries: dict[str, Callable[[], Call | None]] = {}
         self._exchanged = ExchangedAttributes()
 
     def put_in(self) -> None:
@@ -43,8 +57,8 @@ class _Preparation:
         original = multiprocessing.spawn.get_preparation_data
 
         def get_preparation_data(name: str) -> dict[str, Any]:
-            values = {entry: value() for entry, value in self.entries.items()}
-            return {**original(name), **{entry: value for entry, value in values.items() if value is not None}}
+            calls = {entry: call() for entry, call in self.entries.items()}
+            return {**original(name), **{entry: _Called(call) for entry, call in calls.items() if call is not None}}
 
         self._exchanged.exchange(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
 
@@ -56,10 +70,10 @@ class _Preparation:
 _children = _Preparation()
 
 
-def send_to_children(entry: str, value: Callable[[], Any]) -> None:
-    """Sends each newly started process the result of ``entries``, unless it is None. The process unpickles it first."""
+def send_to_children(entry: str, call: Callable[[], Call | None]) -> None:
+    """Makes each newly started process make the call that ``call`` returns, unless it is None, before anything else."""
     _children.put_in()
-    _children.entries[entry] = value
+    _children.entries[entry] = call
 
 
 def stop_sending_to_children(entry: str) -> None:
