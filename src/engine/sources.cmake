@@ -1,15 +1,7 @@
 target_sources(_core PRIVATE
   src/engine/attempt.cpp
-  src/engine/bindings/engine.cpp
-  src/engine/bindings/functions.cpp
-  src/engine/bindings/installation.cpp
-  src/engine/bindings/origins.cpp
   src/engine/bindings/regions.cpp
-  src/engine/bindings/rules.cpp
-  src/engine/bindings/seen_calls.cpp
   src/engine/bindings/state.cpp
-  src/engine/bindings/torch.cpp
-  src/engine/bindings/taps.cpp
   src/engine/call.cpp
   src/engine/cast_arguments.cpp
   src/engine/elements.cpp

@@ -4,7 +4,6 @@
 set(_kernels "${CMAKE_CURRENT_LIST_DIR}")
 
 target_sources(_core PRIVATE
-  "${_kernels}/bindings.cpp"
   "${_kernels}/cast_scalar.cpp"
   "${_kernels}/dispatch.cpp"
   "${_kernels}/job.cpp"

@@ -1,5 +1,4 @@
 target_sources(_core PRIVATE
-  src/watch/bindings.cpp
   src/watch/calls.cpp
   src/watch/events.cpp
   src/watch/finite.cpp

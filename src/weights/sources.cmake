@@ -1,5 +1,4 @@
 target_sources(_core PRIVATE
-  src/weights/bindings.cpp
   src/weights/cache.cpp
   src/weights/escapes.cpp
   src/weights/memory_limit.cpp
