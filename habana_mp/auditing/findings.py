@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,23 +11,16 @@ from habana_mp import _core
 from habana_mp.auditing.state import Named, State, by_dtype, dtype_name, layer_of, local
 from habana_mp.auditing.updates import Updates, percent
 from habana_mp.diagnosis.exact import LOWER, is_lower
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A loss of precision, and its text, which ends with the line to write."""
-
-    kind: str
-    #: The first tensor, the layer or the module; empty for the whole model.
-    name: str
-    dtype: str
-    text: str
+from habana_mp.reporting.remedies import Finding
 
 
 def findings_of(state: State, updates: Mapping[str, Updates]) -> tuple[Finding, ...]:
     """Returns all findings."""
-    found = [*_lower_weights(state, updates), *_of_kinds(state), *_lower_reductions(state), *_tied_apart(state)]
-    return tuple(Finding(kind, name, dtype_name(dtype), _core.printable(text)) for kind, name, dtype, text in found)
+    return *_lower_weights(state, updates), *_of_kinds(state), *_lower_reductions(state), *_tied_apart(state)
+
+
+def _finding(kind: str, name: str, dtype: torch.dtype, text: str) -> Finding:
+    return Finding(kind, _core.printable(text), name=name, dtype=dtype_name(dtype))
 
 
 class _Kind(NamedTuple):
@@ -109,17 +101,15 @@ _KINDS = (
     ),
 )
 
-_Found = Iterator[tuple[str, str, torch.dtype, str]]
 
-
-def _of_kinds(state: State) -> _Found:
+def _of_kinds(state: State) -> Iterator[Finding]:
     for kind in _KINDS:
         for dtype, those in _by_lower_dtype(kind.tensors(state)):
             words = kind.words.format(count=len(those), dtype=dtype_name(dtype), first=_first(those))
-            yield kind.name, next(iter(those)), dtype, words
+            yield _finding(kind.name, next(iter(those)), dtype, words)
 
 
-def _lower_weights(state: State, updates: Mapping[str, Updates]) -> _Found:
+def _lower_weights(state: State, updates: Mapping[str, Updates]) -> Iterator[Finding]:
     for dtype, those in _by_lower_dtype(state.lower_weights):
         layers = list(dict.fromkeys(map(layer_of, those)))
         where = layers[0] if len(layers) == 1 else ""
@@ -136,7 +126,7 @@ def _lower_weights(state: State, updates: Mapping[str, Updates]) -> _Found:
                 model = f"model.get_submodule('{where}')" if where else "model"
                 line = f"Before the optimizer is made, write `{model}.float()`"
         lost = _lost(state, {layer: updates[layer] for layer in layers})
-        yield "lower weights", where, dtype, f"{how}, without a copy in float32: {lost}. {line}"
+        yield _finding("lower weights", where, dtype, f"{how}, without a copy in float32: {lost}. {line}")
 
 
 def _lost(state: State, updates: Mapping[str, Updates]) -> str:
@@ -163,7 +153,7 @@ def _is_loaded(model: torch.nn.Module, dtype: torch.dtype) -> bool:
     return any(getattr(one, "dtype", None) is dtype for one in configurations)
 
 
-def _lower_reductions(state: State) -> _Found:
+def _lower_reductions(state: State) -> Iterator[Finding]:
     lower = [one for one in state.reductions if one.chosen_by and one.dtype in LOWER]
     for dtype, chosen_by in dict.fromkeys((one.dtype, one.chosen_by) for one in lower):
         names = [one.name for one in lower if (one.dtype, one.chosen_by) == (dtype, chosen_by)]
@@ -174,10 +164,10 @@ def _lower_reductions(state: State) -> _Found:
         )
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text = f"{chosen_by} rounds the gradients of {names[0] or 'the model'}{more} to {dtype_name(dtype)}"
-        yield "lower reduction", names[0], dtype, f"{text}, and sums them over ranks in it. {line}"
+        yield _finding("lower reduction", names[0], dtype, f"{text}, and sums them over ranks in it. {line}")
 
 
-def _tied_apart(state: State) -> _Found:
+def _tied_apart(state: State) -> Iterator[Finding]:
     """Finds matrices of the model that are equal but for their precision. Both are trained, or both are not: the
     teacher of a student is another weight on purpose."""
     matrices = {
@@ -199,7 +189,7 @@ def _tied_apart(state: State) -> _Found:
                         f"it: training makes them differ. Write `model.get_submodule('{layer_of(name)}')."
                         f"{name.rpartition('.')[2]} = model.get_parameter('{other}')`"
                     )
-                    yield "tied in two precisions", name, dtype, text
+                    yield _finding("tied in two precisions", name, dtype, text)
 
 
 def _mark(name: str, weight: torch.Tensor, dtype: torch.dtype, state: State) -> object:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from habana_mp.diagnosis.findings import Finding, compiled_finding
+from habana_mp.diagnosis.findings import compiled_finding
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations
 from habana_mp.diagnosis.runs import Run, RunMode, Runs
 from habana_mp.diagnosis.search import Progress, Search
 from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.reporting.remedies import Finding
 
 
 class CompiledSearch(Search):

@@ -6,8 +6,9 @@ import html
 from collections.abc import Iterable
 from pathlib import Path
 
-from habana_mp.diagnosis.findings import Finding, OperationRow
+from habana_mp.diagnosis.findings import OperationRow
 from habana_mp.reporting.page import filled, printable, source_of
+from habana_mp.reporting.remedies import Finding
 
 _HERE = Path(__file__).parent
 

@@ -55,7 +55,7 @@ class Candidates:
                 found[operation] = (last + 1, operation)
             for row in its if len(its) <= _MOST_MODULES else ():
                 rank = self._rank.get((operation, row.module or ""), last)
-                for line in rules_for([row], "fp32") if row.module is not None else ():
+                for line in rules_for(operation, [row.module], "fp32") if row.module is not None else ():
                     found.setdefault(line, (rank, line))
         return sorted(found, key=lambda line: found[line])
 
