@@ -32,13 +32,13 @@ class _Kind(NamedTuple):
 
 
 def _in_half(state: State) -> Named:
-    dtypes = {name: one.dtype if one.grad is None else one.grad.dtype for name, one in state.trained.items()}
     # The weights stand for gradients that are not computed yet.
-    return {name: state.gradients.get(name, state.trained[name]) for name in dtypes if dtypes[name] is torch.float16}
+    return {name: one for name, one in {**state.trained, **state.gradients}.items() if one.dtype is torch.float16}
 
 
-def _gradients(state: State) -> Named:
-    return {name: one for name, one in state.gradients.items() if not is_lower(state.trained[name])}
+def _of_higher(named: Named, of: Named) -> Named:
+    """Returns the tensors that belong to one of these in higher precision, which has the same name."""
+    return {name: one for name, one in named.items() if name in of and not is_lower(of[name])}
 
 
 def _states(state: State) -> Named:
@@ -56,11 +56,6 @@ def _buffers(state: State) -> Named:
     return found
 
 
-def _saved(state: State) -> Named:
-    held = {**state.weights, **state.tied, **state.buffers}
-    return {name: one for name, one in state.saved.items() if name in held and not is_lower(held[name])}
-
-
 _KINDS = (
     _Kind(
         "refused by GradScaler",
@@ -76,7 +71,7 @@ _KINDS = (
     ),
     _Kind(
         "lower gradients",
-        _gradients,
+        lambda state: _of_higher(state.gradients, state.trained),
         "{count} gradients are in {dtype} ({first}), and their weights in float32: each sum of gradients is rounded. "
         "Before the backward, write `for one in model.parameters(): one.grad_dtype = one.dtype`",
     ),
@@ -95,7 +90,7 @@ _KINDS = (
     ),
     _Kind(
         "saved in lower precision",
-        _saved,
+        lambda state: _of_higher(state.saved, {**state.weights, **state.tied, **state.buffers}),
         "state_dict() rounds {count} tensors to {dtype} ({first}): a training that resumes begins with other weights. "
         "Write `torch.save({{**model.state_dict(), **dict(model.named_parameters())}}, path)`",
     ),
@@ -171,19 +166,15 @@ def _tied_apart(state: State) -> Iterator[Finding]:
     """Finds matrices of the model that are equal but for their precision. Both are trained, or both are not: the
     teacher of a student is another weight on purpose."""
     matrices = {
-        name: one
+        name: local(one.detach())
         for name, one in state.weights.items()
         if one.dim() >= 2 and one.is_floating_point() and not one.is_meta
     }
+    exact = {name: one for name, one in matrices.items() if not is_lower(one)}
     for dtype, those in _by_lower_dtype(matrices):
-        marks: dict[object, list[str]] = {}
-        for name, one in matrices.items():
-            if not is_lower(one):
-                marks.setdefault(_mark(name, one, dtype, state), []).append(name)
         for name, one in those.items():
-            for other in marks.get(_mark(name, one, dtype, state), ()):
-                same = local(matrices[other].detach()).to(dtype)
-                if torch.equal(same, local(one.detach())) and bool((same != same.flatten()[0]).any()):
+            for other, its in exact.items():
+                if (name in state.trained) == (other in state.trained) and _is_rounded(one, its):
                     text = (
                         f"`{name}` in {dtype_name(dtype)} has the values of `{other}` in float32, but is not tied to "
                         f"it: training makes them differ. Write `model.get_submodule('{layer_of(name)}')."
@@ -192,9 +183,11 @@ def _tied_apart(state: State) -> Iterator[Finding]:
                     yield _finding("tied in two precisions", name, dtype, text)
 
 
-def _mark(name: str, weight: torch.Tensor, dtype: torch.dtype, state: State) -> object:
-    """Returns what weights that should be tied have in common: their shape and first values, and who trains them."""
-    return name in state.trained, weight.shape, *local(weight.detach()).flatten()[:8].to(dtype).tolist()
+def _is_rounded(matrix: torch.Tensor, exact: torch.Tensor) -> bool:
+    """True if the matrix is the other one, rounded, and not all of one value. Most differ in the first row already."""
+    if matrix.shape != exact.shape or not torch.equal(matrix[:1], exact[:1].to(matrix.dtype)):
+        return False
+    return torch.equal(matrix, exact.to(matrix.dtype)) and len(torch.unique(matrix)) > 1
 
 
 def _by_lower_dtype(named: Named) -> Iterator[tuple[torch.dtype, Named]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from habana_mp.diagnosis.outcomes import Deviations, decrease
 from habana_mp.diagnosis.sites import Site
@@ -86,16 +86,16 @@ def finding(
     and with this line in float32, or with ``sums`` its result alone. If ``is_one_of`` is true, the lines of other
     findings run in float32 in both."""
     kind, harm = _kind_and_harm(sites)
-    what = _most_improved(before, after)
+    what = most_improved(before, after)
     others = "with the lines of the other findings in float32, " if is_one_of else ""
     this = "this one too" if is_one_of else f"{'the result of ' if sums else ''}this line in float32"
-    now = "it is" if before[what] == math.inf else f"by {_percent(after[what])}"
-    text = f"{harm}; {others}{what} {_by('is wrong', before[what])}, and with {this} {now}"
+    now = "it is" if before[what] == math.inf else f"by {percent(after[what])}"
+    text = f"{harm}; {others}{what} {deviates_by('is wrong', before[what])}, and with {this} {now}"
     worst, (operation, file, line) = _worst(sites), sites[0].where
     rule = rules_for(operation, [one.module or None for one in sites], "lower" + FLOAT32_RESULT if sums else "fp32")
     return Finding(
         kind,
-        _told(sites, text, rule),
+        told(sites, text, rule),
         rule,
         operation=operation,
         module=worst.module,
@@ -108,36 +108,7 @@ def finding(
     )
 
 
-def compiled_finding(
-    sites: Sequence[Site],
-    before: Deviations,
-    after: Deviations,
-    step: int,
-    from_exact: tuple[Deviations, Deviations],
-    changed: str,
-    *,
-    is_unrounded: bool,
-    rounding_mends: bool,
-) -> Finding:
-    """Returns the finding about a line that compiled code computes in another precision than eager code. ``before`` and
-    ``after`` are the deviations of compiled code from eager code without and with the change ``changed``.
-    ``from_exact``: the deviations of compiled code and of eager code from float32."""
-    how = "keeps its result in float32" if is_unrounded else "computes it in another way"
-    what = _most_improved(before, after)
-    differs = _by("differs between them", before[what], " in one of them")
-    it_differs = " it differs" if before[what] == math.inf else ""
-    of_compiled, of_eager = (_by("deviates", one[what]) for one in from_exact)
-    text = (
-        f"compiled code {how}, and eager code rounds it to {_precision(_worst(sites))}; {what} {differs}, and "
-        f"{changed}{it_differs} by {_percent(after[what])}; from float32, compiled code {of_compiled}, and eager code "
-        f"{of_eager}"
-    )
-    more = f", or set `{EMULATION}` to round as eager code does" if rounding_mends else ""
-    found = finding(sites, before, after, step)
-    return replace(found, kind="compiled", text=_told(sites, text, found.rule) + more)
-
-
-def _told(sites: Sequence[Site], words: str, rule: Mapping[str, str]) -> str:
+def told(sites: Sequence[Site], words: str, rule: Mapping[str, str]) -> str:
     """Returns a text that begins with the place, and ends with the rule."""
     where, module = sites[0].where, _worst(sites).module
     at = f"`{where.operation}` at {where.place}" + (f" in {module}" if module else "")
@@ -150,46 +121,43 @@ def _worst(sites: Sequence[Site]) -> Site:
     return max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
 
 
-def _most_improved(before: Deviations, after: Deviations) -> str:
+def most_improved(before: Deviations, after: Deviations) -> str:
     return max(before, key=lambda what: decrease(before[what], after[what]))
 
 
 def _kind_and_harm(sites: Sequence[Site]) -> tuple[str, str]:
     """Returns the kind of the finding about these sites of a line, and what the line did."""
-    site = _worst(sites)
-    made = "of its inputs it made"
+    site, lower = _worst(sites), precision_of(sites)
+    inputs = "of its inputs"
     if site.largest_input:
-        made = f"of inputs from {site.smallest_input:.3g} to {site.largest_input:.3g} it made"
+        inputs = f"of inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}"
     birth = next((one.birth for one in sites if one.birth), "")
     if birth:
-        how = f"does not fit into {_precision(site)}" if birth == "overflow" else "is not finite"
-        return birth, f"{made} a value that {how}"
+        how = f"does not fit into {lower}" if birth == "overflow" else "is not finite"
+        return birth, f"{inputs} it made a value that {how}"
     values, underflows = sum(one.values for one in sites), sum(one.underflows for one in sites)
     gradients, zeros = sum(one.gradients for one in sites), sum(one.zero_gradients for one in sites)
     if underflows > 0.05 * values or zeros > 0.5 * gradients:
-        more = "where float32 has none, or got gradients that are zero"
-        return "underflow", f"{made} zeros in {_precision(site)} {more}"
+        more = "or got gradients that are zero"
+        return "underflow", f"{inputs} it made zeros in {lower} where float32 has none, {more}"
     kind = "precision" if any(one.has_gradient for one in sites) else "decision"
     if not site.error and not site.gradient_error:
-        its = f"its error in {_precision(site)} shows only with the other findings in float32"
-        return kind, f"{made.removesuffix('it made')}{its}"
+        return kind, f"{inputs} its error in {lower} shows only with the other findings in float32"
     if kind == "decision":
-        error = f"a largest error of {site.largest_error:.3g} in {_precision(site)}"
-        return kind, f"{made} values with {error}, and no gradient shows what they decide"
-    of_gradients = f", and gradients with {site.gradient_error:.2g}"
-    return kind, (
-        f"{made} values with a relative error of {site.local_error:.2g} in {_precision(site)}"
-        f"{of_gradients if site.gradient_error > site.local_error else ''}"
-    )
+        error = f"largest error of {site.largest_error:.3g} in {lower}, and no gradient shows what they decide"
+    else:
+        more = f", and gradients with {site.gradient_error:.2g}" if site.gradient_error > site.local_error else ""
+        error = f"relative error of {site.local_error:.2g} in {lower}{more}"
+    return kind, f"{inputs} it made values with a {error}"
 
 
-def _precision(site: Site) -> str:
-    return ", ".join(sorted(site.dtypes)) or "the lower precision"
+def precision_of(sites: Sequence[Site]) -> str:
+    return ", ".join(sorted(_worst(sites).dtypes)) or "the lower precision"
 
 
-def _by(words: str, share: float, where: str = "") -> str:
-    return f"is not finite{where}" if share == math.inf else f"{words} by {_percent(share)}"
+def deviates_by(words: str, share: float, where: str = "") -> str:
+    return f"is not finite{where}" if share == math.inf else f"{words} by {percent(share)}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{share:.2g} times its size" if share >= 10 else f"{100 * share:.3g} %"

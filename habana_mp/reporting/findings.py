@@ -11,11 +11,7 @@ from habana_mp.policy.module_rules import KEPT
 from habana_mp.reporting.records import PRECISIONS, REASONS, Records, Row, with_ranks
 from habana_mp.reporting.remedies import Finding, in_words, rules_for
 
-#: The most lines, and the most operations in the line about float32.
-_MOST_LINES, _MOST_LEFT = 10, 3
-
-#: Advice that makes results less exact must save at least this share of all time.
-_LEAST_SHARE = 0.01
+_MOST_LINES = 10
 
 #: The end of the first line where torch.compile is at work.
 _COMPILED = ". Compiled code is counted while it is traced, not when it runs"
@@ -83,19 +79,18 @@ class _Part:
         return self.counted + (f", {_percent(self.share)} of all time" if self.of_time and self.share >= 0.01 else "")
 
 
-def _grouped(report: Records, rows: Iterable[tuple[int, Row]], key: Callable[[Row], object]) -> list[_Part]:
-    """Returns the groups of numbered rows that have the same key, the most expensive group first."""
-    groups: dict[object, list[tuple[int, Row]]] = defaultdict(list)
-    for number, row in rows:
-        groups[key(row)].append((number, row))
-    parts = [_Part(report, [row for _, row in group], [number for number, _ in group]) for group in groups.values()]
+def _grouped(report: Records, numbers: Iterable[int], key: Callable[[Row], object]) -> list[_Part]:
+    """Returns the groups of rows of these numbers that have the same key, the most expensive group first."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for number in numbers:
+        groups[key(report.rows[number])].append(number)
+    parts = [_Part(report, [report.rows[number] for number in group], group) for group in groups.values()]
     return sorted(parts, key=lambda part: (part.size, part.calls), reverse=True)
 
 
 def _by_line(report: Records, numbers: Iterable[int]) -> list[_Part]:
     """Groups the rows of one operation at one line, whichever module ran."""
-    rows = ((number, report.rows[number]) for number in numbers)
-    return _grouped(report, rows, lambda row: (row.operation, row.file, row.line, row.reason))
+    return _grouped(report, numbers, lambda row: (row.operation, row.file, row.line, row.reason))
 
 
 def _named(rows: Sequence[Row]) -> str:
@@ -248,26 +243,24 @@ def _outside(report: Records) -> Iterator[str]:
 
 def _off(report: Records) -> Iterator[str]:
     """Yields a line about the calls that ran with casts off."""
-    off = _Part(report, [row for row in report.main_rows if _is_off(row)])
-    if off.rows:
-        groups = _grouped(report, enumerate(off.rows), lambda row: row.why)
+    reasons = {row.reason for row in report.main_rows if _is_off(row)}
+    groups = _grouped(report, [n for n, row in enumerate(report.rows) if row.reason in reasons], lambda row: row.why)
+    if groups:
+        off = _Part(report, [row for one in groups for row in one.rows])
         parts = [f"{one.rows[0].why} {one.calls:,}{_place(one.rows, ', most at ')}" for one in groups[:2]]
         yield f"Casts were off in {off.counted}{f' ({_time(off.size)})' if off.of_time else ''}: {'; '.join(parts)}"
 
 
 def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]:
-    """Yields a line about the largest shares in float32 that are in no finding."""
+    """Yields a line about the three largest shares in float32 that are in no finding."""
     if not report.size[1] and _is_compiled(report):
         return
     found = {number for finding in findings for number in finding.rows}
-    rows = (
-        (number, row)
-        for number, row in enumerate(report.rows)
-        if row.precision == "fp32" and number not in found and row.reason != "outside"
-    )
+    inside = [n for n, row in enumerate(report.rows) if row.precision == "fp32" and row.reason != "outside"]
+    left = [number for number in inside if number not in found]
     # Outside of modules, one line may be a whole step of an optimizer.
-    groups = _grouped(report, rows, lambda row: (not row.module and row.place) or (row.operation, _because(row)))
-    parts = [_part_in_float32(one.rows, _percent(one.share)) for one in groups[:_MOST_LEFT] if one.share >= 0.01]
+    groups = _grouped(report, left, lambda row: (not row.module and row.place) or (row.operation, _because(row)))
+    parts = [_part_in_float32(one.rows, _percent(one.share)) for one in groups[:3] if one.share >= 0.01]
     if parts:
         yield f"In float32: {'; '.join(parts)}"
 
@@ -306,12 +299,9 @@ class _Flow:
 
     def __init__(self, report: Records) -> None:
         self.rows = report.rows
+        calls = [row.calls for row in report.rows]
         #: An edge of few calls means little: a new tensor may be mistaken for an earlier one that had the same memory.
-        self.edges = [
-            one
-            for one in report.edges
-            if 2 * one.calls >= min(report.rows[one.source].calls, report.rows[one.target].calls)
-        ]
+        self.edges = [one for one in report.edges if 2 * one.calls >= min(calls[one.source], calls[one.target])]
         self.makers: dict[int, list[int]] = defaultdict(list)
         for one in self.edges:
             self.makers[one.target].append(one.source)
@@ -337,44 +327,38 @@ class _Kind(NamedTuple):
     others: Callable[[_Flow, int], list[int] | None] = lambda flow, number: []
     #: True if those are to get that precision, where there are any.
     mends_others: bool = False
-    #: The share of all time that its rows must take at least.
-    least_share: float = 0.0
-    #: True if only rows with more calls than optimizers took steps count: a trained weight is cast for each step.
-    more_than_steps: bool = False
+    #: False for rows that are as they should be in this report.
+    matters: Callable[[_Part, Mapping[str, Any]], bool] = lambda part, environment: True
 
 
 def _of_kind(kind: _Kind, report: Records, flow: _Flow) -> Iterator[Finding]:
-    steps = report.environment.get("optimizer_steps", 0) if kind.more_than_steps else -1
-    others = {
-        number: its
-        for number, row in enumerate(report.rows)
-        if kind.applies(row) and row.calls > steps and (its := kind.others(flow, number)) is not None
-    }
+    found = {number: kind.others(flow, number) for number, row in enumerate(report.rows) if kind.applies(row)}
+    others = {number: its for number, its in found.items() if its is not None}
     for part in _by_line(report, others):
-        if part.share >= kind.least_share:
+        if kind.matters(part, report.environment):
             named = [report.rows[one] for number in part.numbers for one in others[number]]
             mended = named if kind.mends_others and named else part.rows
             rule = _rule_for(mended, kind.mended_by) if kind.mended_by else {}
             yield _finding(kind.name, kind.words.format(**_words(report, part, named)), rule, rows=part.numbers)
 
 
-def _words(report: Records, part: _Part, others: Sequence[Row]) -> dict[str, str]:
+def _words(report: Records, part: _Part, others: Sequence[Row]) -> dict[str, object]:
     """Returns the words for the text of a kind."""
     row = part.rows[0]
     lower = row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
     bits = 11 if lower == "fp16" else 8
-    count, angle = (max(one.noticed.get(f"largest {what}", 0) for one in part.rows) for what in ("count", "angle"))
+    count, angle = (max(one.noticed.get(what, 0) for one in part.rows) for what in ("largest count", "largest angle"))
+    other = _named(others[:1]) if others else ""
     by_list = any(one.reason == "list" and one.is_lower and not _is_product(one) for one in (row, *others))
     return {
         "named": _named(part.rows),
         "calls": part.weight,
-        "why": row.why,
+        "row": row,
         "because": _because(row),
-        "precision": row.precision,
         "lower": lower,
-        "other": f"{_named(others[:1])}" if others else "",
-        "made_by": f", made by {_named(others[:1])}" if others else "",
-        "in_lower": f"in {others[0].precision}" if others else "",
+        "other": other,
+        "made_by": other and f", made by {other}",
+        "others": others,
         "refused": ", ".join(dict.fromkeys(reason for one in part.rows for reason in one.refused)),
         "casts": _percent(part.casting / part.seconds if part.seconds else 0.0),
         "count": f"{count:,.0f}",
@@ -456,10 +440,6 @@ def _is_too_small(row: Row) -> bool:
     return is_short and 3 * (row.cast_seconds or 0.0) > seconds and _is_product(row) and not _is_own_choice(row)
 
 
-def _noticed(what: str, beyond: float = 0) -> Callable[[Row], bool]:
-    return lambda row: row.noticed.get(what, 0) > beyond
-
-
 def _by_reason(finding: str) -> Callable[[Row], bool]:
     """Returns the condition that a row's reason is one of those that make this kind of finding."""
     return lambda row: row.reason in REASONS and REASONS[row.reason].finding == finding
@@ -507,8 +487,8 @@ _KINDS = (
     _Kind(
         "rounded difference",
         lambda row: 2 * row.noticed.get("cancelled", 0) >= row.calls,
-        "{named} leaves little of {other} {in_lower}, and much of that is rounding ({calls}), as in a distance or a "
-        "divergence. Compute the product in float32",
+        "{named} leaves little of {other} in {others[0].precision}, and much of that is rounding ({calls}), as in a "
+        "distance or a divergence. Compute the product in float32",
         mended_by="fp32",
         others=_coarse_products,
         mends_others=True,
@@ -516,16 +496,16 @@ _KINDS = (
     _Kind(
         "rounded difference",
         lambda row: 2 * row.noticed.get("lost ridges", 0) >= row.calls,
-        "{named} adds to {other} {in_lower} a diagonal that its rounding exceeds, so the sum may have no Cholesky "
-        "factor ({calls}). Compute the product in float32",
+        "{named} adds to {other} in {others[0].precision} a diagonal that its rounding exceeds, so the sum may have no "
+        "Cholesky factor ({calls}). Compute the product in float32",
         mended_by="fp32",
         others=_coarse_products,
         mends_others=True,
     ),
     _Kind(
         "average",
-        lambda row: row.is_lower and bool(row.noticed.get("decays")),
-        "{named} keeps an average in {precision}, where small changes get lost ({calls}). Compute it under "
+        lambda row: row.is_lower and "decays" in row.noticed,
+        "{named} keeps an average in {row.precision}, where small changes get lost ({calls}). Compute it under "
         "hmp.disable_casts(), of values in float32",
         mended_by="fp32",
         others=_sums_of_steps,
@@ -539,7 +519,8 @@ _KINDS = (
     ),
     _Kind(
         "rounded angles",
-        _noticed("largest angle", 32),  # in bfloat16 the error of a larger one is more than a sixteenth of a radian
+        # In bfloat16 the error of a larger angle is more than a sixteenth of a radian.
+        lambda row: row.noticed.get("largest angle", 0) > 32,
         "{named} is given angles up to {angle}{made_by}, which {lower} holds to {error} only ({calls}). {remedy}",
         mended_by="fp32",
         others=_lower_makers,
@@ -555,20 +536,20 @@ _KINDS = (
     ),
     _Kind(
         "carried state",
-        _noticed("carried"),
+        lambda row: "carried" in row.noticed,
         "{named} gives what a module keeps from step to step in {lower}, where small changes get lost ({calls}). "
         "Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32",
         mended_by="fp32",
     ),
     _Kind(
         "lower statistics",
-        _noticed("in lower statistics"),
+        lambda row: "in lower statistics" in row.noticed,
         "{named} keeps its running statistics in {lower}, where they stand still ({calls}). "
         "Keep them in float32: call .float() on that module",
     ),
     _Kind(
         "loss in lower precision",
-        _noticed("losses"),
+        lambda row: "losses" in row.noticed,
         "{named} gives the loss in {lower}, and a backward begins there ({calls}). "
         "Compute it in float32: call .float() on what it is computed from",
         mended_by="fp32",
@@ -588,11 +569,13 @@ _KINDS = (
     _Kind(
         "no kernel",
         lambda row: row.reason == "no_kernel" and row.precision == "fp32" and row.operation not in _LOSSES,
-        "{named} runs in float32: {why} ({calls})",
+        "{named} runs in float32: {row.why} ({calls})",
     ),
-    _Kind("protected", _by_reason("protected"), "{named} is left alone {why} ({calls})"),
+    _Kind("protected", _by_reason("protected"), "{named} is left alone {row.why} ({calls})"),
     _Kind(
-        "disabled", lambda row: row.reason == "disabled" and _is_product(row), "{named} is left alone {why} ({calls})"
+        "disabled",
+        lambda row: row.reason == "disabled" and _is_product(row),
+        "{named} is left alone {row.why} ({calls})",
     ),
     _Kind(
         "not eligible",
@@ -608,34 +591,35 @@ _KINDS = (
         "changing weight",
         _casts_weight_anew,
         "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
-        more_than_steps=True,
+        # A trained weight is cast for each step.
+        matters=lambda part, its: max(row.calls for row in part.rows) > its.get("optimizer_steps", 0),
     ),
     _Kind(
         "too small",
         _is_too_small,
         "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls})",
-        least_share=0.05,
         mended_by="fp32",
+        matters=lambda part, _: part.share >= 0.05,
     ),
-    _Kind("as given", _by_reason("as given"), "{named} is left alone: {why} ({calls})"),
+    _Kind("as given", _by_reason("as given"), "{named} is left alone: {row.why} ({calls})"),
     _Kind(
         "scalar",
         _by_reason("scalar"),
-        "{named} is given a number beyond the range of {precision}: the largest one took its place ({calls})",
+        "{named} is given a number beyond the range of {row.precision}: the largest one took its place ({calls})",
     ),
     _Kind(
         "lower loss",
         lambda row: row.is_lower and row.operation in _LOSSES and not row.is_listed,
-        "{named} is a loss, and runs in {precision}: {because}{made_by} ({calls})",
+        "{named} is a loss, and runs in {row.precision}: {because}{made_by} ({calls})",
         mended_by="fp32",
         others=_that_it_follows,
     ),
-    _Kind("elsewhere", _by_reason("elsewhere"), "{named} is left alone: {why} ({calls})"),
+    _Kind("elsewhere", _by_reason("elsewhere"), "{named} is left alone: {row.why} ({calls})"),
     _Kind(
         "rounded probabilities",
         lambda row: row.is_lower and row.operation in ("sigmoid", "softmax"),
-        "{named} gives probabilities in {precision} to {other}: those near 0 and 1 are rounded to them, and so is the "
-        "loss ({calls}). Use {instead}, which take no probabilities, or call .float() before",
+        "{named} gives probabilities in {row.precision} to {other}: those near 0 and 1 are rounded to them, and so is "
+        "the loss ({calls}). Use {instead}, which take no probabilities, or call .float() before",
         mended_by="fp32",
         others=_logarithms_of,
     ),
@@ -658,7 +642,7 @@ def _of_environment(report: Records) -> Iterator[Finding]:
             f"Values in lower precision were written into weights in float32 ({_count(updates, 'call')}): if that is "
             "the step of an optimizer of your own, put it under `with hmp.disable_casts():`",
         )
-    is_told = any(row.noticed.get("losses") for row in report.rows)
+    is_told = any("losses" in row.noticed for row in report.rows)
     for place, precision in () if is_told else (environment.get("lower_losses") or {}).items():
         yield _finding(
             "loss in lower precision",
@@ -700,7 +684,7 @@ def _ping_pongs(report: Records, flow: _Flow) -> list[Finding]:
         return not _is_product(row) and saved[number] >= (row.seconds or 0.0) and not _is_own_choice(row)
 
     found = []
-    least = _LEAST_SHARE * _Part(report, report.main_rows).seconds
+    least = 0.01 * _Part(report, report.main_rows).seconds
     for part in _by_line(report, filter(is_odd, sorted(before.keys() & after.keys()))):
         row, number = part.rows[0], part.numbers[0]
         saves, other = sum(saved[one] for one in part.numbers), before[number].precision
