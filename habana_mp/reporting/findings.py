@@ -29,10 +29,8 @@ def findings_of(report: Records) -> tuple[Finding, ...]:
 def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """Returns the first lines of a report. One finding of each kind has a line, then a second one, so no kind is
     crowded out."""
-    if not report.rows and (_is_compiled(report) or report.environment.get("compiled_before")):
-        return (f"No call was counted{_COMPILED}",)
     if not report.rows:
-        return (f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}",)
+        return (_share(report, findings),)
     lines = [
         *_off_for_no_device(report),
         _share(report, findings),
@@ -143,6 +141,8 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     """Returns the line about products, and about the share of each precision: of the time, or of the calls if no time
     was taken. Steps of optimizers are no part of it."""
     main = _Part(report, report.main_rows)
+    if not main.rows and (_is_compiled(report) or report.environment.get("compiled_before")):
+        return f"No call was counted{_COMPILED}"
     if not any(row.is_lower for row in main.rows):
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
     products, is_compiled = _of_products(report), _is_compiled(report)
@@ -459,16 +459,11 @@ def _that_it_follows(flow: _Flow, number: int) -> list[int]:
 def _coarse_products(flow: _Flow, number: int) -> list[int] | None:
     """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of. If the other term is
     made of the product too, both are rounded in the same way: `scores - scores.max()`."""
-    products = {
-        term: {
-            one
-            for one in flow.behind((term,), _SCALINGS | _SUMS)
-            if flow.rows[one].is_lower and _is_product(flow.rows[one])
-        }
-        for term in flow.makers[number]
-    }
-    found = set().union(*products.values())
-    return None if found & flow.behind(term for term in products if not products[term]) else sorted(found) or None
+    behind = {term: flow.behind((term,), _SCALINGS | _SUMS) for term in flow.makers[number]}
+    made = {one for its in behind.values() for one in its}
+    found = sorted(one for one in made if flow.rows[one].is_lower and _is_product(flow.rows[one]))
+    others = [term for term, its in behind.items() if its.isdisjoint(found)]
+    return found if found and flow.behind(others).isdisjoint(found) else None
 
 
 def _sums_of_steps(flow: _Flow, number: int) -> list[int] | None:
@@ -673,8 +668,7 @@ def _ping_pongs(report: Records, flow: _Flow) -> list[Finding]:
         if edge.casts and any(one.is_lower for one in pair) and any(one.precision == "fp32" for one in pair):
             before.setdefault(edge.target, source)
             after.setdefault(edge.source, target)
-            part_of_casts = min(1.0, edge.casts / target.casts) if target.casts else 0.0
-            saved[edge.source] += (target.cast_seconds or 0.0) * part_of_casts
+            saved[edge.source] += (target.cast_seconds or 0.0) * min(1.0, edge.casts / max(1, target.casts))
 
     def is_odd(number: int) -> bool:
         row = rows[number]
