@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from habana_mp.diagnosis.findings import EMULATION, deviates_by, most_improved, percent, precision_of, told
+from habana_mp.diagnosis.findings import EMULATION, deviates_by, most_improved, percent, precision_of, worded
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations
 from habana_mp.diagnosis.runs import Run, RunMode, Runs
 from habana_mp.diagnosis.search import Progress, Search
@@ -67,4 +67,4 @@ class CompiledSearch(Search):
         )
         mends = f", or set `{EMULATION}` to round as eager code does" if self.rounding_mends else ""
         found = super()._finding(sites, before, after, step)
-        return replace(found, kind="compiled", text=told(sites, words, found.rule) + mends)
+        return replace(found, kind="compiled", text=worded(sites, words, found.rule) + mends)

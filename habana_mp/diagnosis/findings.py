@@ -95,7 +95,7 @@ def finding(
     rule = rules_for(operation, [one.module or None for one in sites], "lower" + FLOAT32_RESULT if sums else "fp32")
     return Finding(
         kind,
-        told(sites, text, rule),
+        worded(sites, text, rule),
         rule,
         operation=operation,
         module=worst.module,
@@ -108,7 +108,7 @@ def finding(
     )
 
 
-def told(sites: Sequence[Site], words: str, rule: Mapping[str, str]) -> str:
+def worded(sites: Sequence[Site], words: str, rule: Mapping[str, str]) -> str:
     """Returns a text that begins with the place, and ends with the rule."""
     where, module = sites[0].where, _worst(sites).module
     at = f"`{where.operation}` at {where.place}" + (f" in {module}" if module else "")

@@ -27,12 +27,12 @@ class Finding:
     text: str
     #: The lines that mend it, as ``rules=`` of ``convert`` takes them; empty if lines cannot.
     rule: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # Of a report:
+    # A report fills:
     #: The indices of its rows in the report.
     rows: tuple[int, ...] = ()
     #: Seconds of casts that the advice would save, if known.
     saves: float | None = None
-    # Of a diagnosis:
+    # A diagnosis fills:
     operation: str = ""
     module: str = ""
     file: str = ""
@@ -46,7 +46,7 @@ class Finding:
     step: int = 0
     #: The ranks on which it was found, if the diagnosis is of all ranks.
     ranks: tuple[int, ...] = ()
-    # Of an audit:
+    # An audit fills:
     #: The first tensor, the layer or the module; empty for the whole model.
     name: str = ""
     dtype: str = ""
