@@ -40,6 +40,7 @@ from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.log import close_log, open_log
 from habana_mp.reporting.ranks import is_loader_worker, of_all_ranks, own_rank
 from habana_mp.reporting.records import CachedWeights, Row
+from habana_mp.reporting.remedies import Finding
 from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import watch, watching
 from habana_mp.scopes.custom_functions import custom_bwd, custom_fwd
@@ -51,7 +52,6 @@ from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_a
 if TYPE_CHECKING:
     from habana_mp.auditing.audit import Audit, audit
     from habana_mp.diagnosis.diagnosis import Diagnosis, diagnose
-    from habana_mp.diagnosis.findings import Finding
     from habana_mp.tuning.tune import tune
     from habana_mp.tuning.tuned import Tuned
 
@@ -98,7 +98,6 @@ __all__ = [
 _IMPORTED_LATER = {
     "Audit": "habana_mp.auditing.audit",
     "Diagnosis": "habana_mp.diagnosis.diagnosis",
-    "Finding": "habana_mp.diagnosis.findings",
     "Tuned": "habana_mp.tuning.tuned",
     "audit": "habana_mp.auditing.audit",
     "diagnose": "habana_mp.diagnosis.diagnosis",

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from habana_mp import _core
-from habana_mp.auditing.findings import Finding, findings_of
+from habana_mp.auditing.findings import findings_of
 from habana_mp.auditing.state import Named, State, by_dtype, dtype_name, layer_of, local, percent
 from habana_mp.diagnosis.exact import apart
+from habana_mp.reporting.remedies import Finding
 
 _COLUMNS = ("kind", "dtype", "tensors", "MB", "lost", "example")
 _LOST = "lost updates"
@@ -83,7 +84,9 @@ class Audit:
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Writes all data as JSON."""
-        content = {"format": "habana-mp audit", "version": 1, "healthy": self.healthy, **asdict(self)}
+        findings = [one.to_dict("kind", "name", "dtype", "text") for one in self.findings]
+        parts = {"findings": findings, "rows": [asdict(one) for one in self.rows]}
+        content = {"format": "habana-mp audit", "version": 1, "healthy": self.healthy, **parts}
         Path(path).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,23 +10,16 @@ import torch
 from habana_mp import _core
 from habana_mp.auditing.state import Named, State, Updates, by_dtype, dtype_name, layer_of, local, percent
 from habana_mp.diagnosis.exact import LOWER, is_lower
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A loss of precision, and its text, which ends with the line to write."""
-
-    kind: str
-    #: The first tensor, the layer or the module; empty for the whole model.
-    name: str
-    dtype: str
-    text: str
+from habana_mp.reporting.remedies import Finding
 
 
 def findings_of(state: State, updates: Mapping[str, Updates]) -> tuple[Finding, ...]:
     """Returns all findings."""
-    found = [*_lower_weights(state, updates), *_of_kinds(state), *_lower_reductions(state), *_tied_apart(state)]
-    return tuple(Finding(kind, name, dtype_name(dtype), _core.printable(text)) for kind, name, dtype, text in found)
+    return *_lower_weights(state, updates), *_of_kinds(state), *_lower_reductions(state), *_tied_apart(state)
+
+
+def _finding(kind: str, name: str, dtype: torch.dtype, text: str) -> Finding:
+    return Finding(kind, _core.printable(text), name=name, dtype=dtype_name(dtype))
 
 
 class _Kind(NamedTuple):
@@ -39,13 +31,13 @@ class _Kind(NamedTuple):
 
 
 def _in_half(state: State) -> Named:
-    dtypes = {name: one.dtype if one.grad is None else one.grad.dtype for name, one in state.trained.items()}
     # The weights stand for gradients that are not computed yet.
-    return {name: state.gradients.get(name, state.trained[name]) for name in dtypes if dtypes[name] is torch.float16}
+    return {name: one for name, one in {**state.trained, **state.gradients}.items() if one.dtype is torch.float16}
 
 
-def _gradients(state: State) -> Named:
-    return {name: one for name, one in state.gradients.items() if not is_lower(state.trained[name])}
+def _of_higher(named: Named, of: Named) -> Named:
+    """Returns the tensors that belong to one of these in higher precision, which has the same name."""
+    return {name: one for name, one in named.items() if name in of and not is_lower(of[name])}
 
 
 def _states(state: State) -> Named:
@@ -63,11 +55,6 @@ def _buffers(state: State) -> Named:
     return found
 
 
-def _saved(state: State) -> Named:
-    held = {**state.weights, **state.tied, **state.buffers}
-    return {name: one for name, one in state.saved.items() if name in held and not is_lower(held[name])}
-
-
 _KINDS = (
     _Kind(
         "refused by GradScaler",
@@ -83,7 +70,7 @@ _KINDS = (
     ),
     _Kind(
         "lower gradients",
-        _gradients,
+        lambda state: _of_higher(state.gradients, state.trained),
         "{count} gradients are in {dtype} ({first}), and their weights in float32: each sum of gradients is rounded. "
         "Before the backward, write `for one in model.parameters(): one.grad_dtype = one.dtype`",
     ),
@@ -102,23 +89,21 @@ _KINDS = (
     ),
     _Kind(
         "saved in lower precision",
-        _saved,
+        lambda state: _of_higher(state.saved, {**state.weights, **state.tied, **state.buffers}),
         "state_dict() rounds {count} tensors to {dtype} ({first}): a training that resumes begins with other weights. "
         "Write `torch.save({{**model.state_dict(), **dict(model.named_parameters())}}, path)`",
     ),
 )
 
-_Found = Iterator[tuple[str, str, torch.dtype, str]]
 
-
-def _of_kinds(state: State) -> _Found:
+def _of_kinds(state: State) -> Iterator[Finding]:
     for kind in _KINDS:
         for dtype, those in _by_lower_dtype(kind.tensors(state)):
             words = kind.words.format(count=len(those), dtype=dtype_name(dtype), first=_first(those))
-            yield kind.name, next(iter(those)), dtype, words
+            yield _finding(kind.name, next(iter(those)), dtype, words)
 
 
-def _lower_weights(state: State, updates: Mapping[str, Updates]) -> _Found:
+def _lower_weights(state: State, updates: Mapping[str, Updates]) -> Iterator[Finding]:
     for dtype, those in _by_lower_dtype(state.lower_weights):
         layers = list(dict.fromkeys(map(layer_of, those)))
         where = layers[0] if len(layers) == 1 else ""
@@ -135,7 +120,7 @@ def _lower_weights(state: State, updates: Mapping[str, Updates]) -> _Found:
                 model = f"model.get_submodule('{where}')" if where else "model"
                 line = f"Before the optimizer is made, write `{model}.float()`"
         lost = _lost(state, {layer: updates[layer] for layer in layers})
-        yield "lower weights", where, dtype, f"{how}, without a copy in float32: {lost}. {line}"
+        yield _finding("lower weights", where, dtype, f"{how}, without a copy in float32: {lost}. {line}")
 
 
 def _lost(state: State, updates: Mapping[str, Updates]) -> str:
@@ -162,7 +147,7 @@ def _is_loaded(model: torch.nn.Module, dtype: torch.dtype) -> bool:
     return any(getattr(one, "dtype", None) is dtype for one in configurations)
 
 
-def _lower_reductions(state: State) -> _Found:
+def _lower_reductions(state: State) -> Iterator[Finding]:
     lower = [one for one in state.reductions if one.chosen_by and one.dtype in LOWER]
     for dtype, chosen_by in dict.fromkeys((one.dtype, one.chosen_by) for one in lower):
         names = [one.name for one in lower if (one.dtype, one.chosen_by) == (dtype, chosen_by)]
@@ -173,37 +158,35 @@ def _lower_reductions(state: State) -> _Found:
         )
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text = f"{chosen_by} rounds the gradients of {names[0] or 'the model'}{more} to {dtype_name(dtype)}"
-        yield "lower reduction", names[0], dtype, f"{text}, and sums them over ranks in it. {line}"
+        yield _finding("lower reduction", names[0], dtype, f"{text}, and sums them over ranks in it. {line}")
 
 
-def _tied_apart(state: State) -> _Found:
+def _tied_apart(state: State) -> Iterator[Finding]:
     """Finds matrices of the model that are equal but for their precision. Both are trained, or both are not: the
     teacher of a student is another weight on purpose."""
     matrices = {
-        name: one
+        name: local(one.detach())
         for name, one in state.weights.items()
         if one.dim() >= 2 and one.is_floating_point() and not one.is_meta
     }
+    exact = {name: one for name, one in matrices.items() if not is_lower(one)}
     for dtype, those in _by_lower_dtype(matrices):
-        marks: dict[object, list[str]] = {}
-        for name, one in matrices.items():
-            if not is_lower(one):
-                marks.setdefault(_mark(name, one, dtype, state), []).append(name)
         for name, one in those.items():
-            for other in marks.get(_mark(name, one, dtype, state), ()):
-                same = local(matrices[other].detach()).to(dtype)
-                if torch.equal(same, local(one.detach())) and bool((same != same.flatten()[0]).any()):
+            for other, its in exact.items():
+                if (name in state.trained) == (other in state.trained) and _is_rounded(one, its):
                     text = (
                         f"`{name}` in {dtype_name(dtype)} has the values of `{other}` in float32, but is not tied to "
                         f"it: training makes them differ. Write `model.get_submodule('{layer_of(name)}')."
                         f"{name.rpartition('.')[2]} = model.get_parameter('{other}')`"
                     )
-                    yield "tied in two precisions", name, dtype, text
+                    yield _finding("tied in two precisions", name, dtype, text)
 
 
-def _mark(name: str, weight: torch.Tensor, dtype: torch.dtype, state: State) -> object:
-    """Returns what weights that should be tied have in common: their shape and first values, and who trains them."""
-    return name in state.trained, weight.shape, *local(weight.detach()).flatten()[:8].to(dtype).tolist()
+def _is_rounded(matrix: torch.Tensor, exact: torch.Tensor) -> bool:
+    """True if the matrix is the other one, rounded, and not all of one value. Most differ in the first row already."""
+    if matrix.shape != exact.shape or not torch.equal(matrix[:1], exact[:1].to(matrix.dtype)):
+        return False
+    return torch.equal(matrix, exact.to(matrix.dtype)) and len(torch.unique(matrix)) > 1
 
 
 def _by_lower_dtype(named: Named) -> Iterator[tuple[torch.dtype, Named]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from habana_mp.diagnosis.findings import Finding, compiled_finding
+from habana_mp.diagnosis.findings import EMULATION, deviates_by, most_improved, percent, precision_of, worded
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations
 from habana_mp.diagnosis.runs import Run, RunMode, Runs
 from habana_mp.diagnosis.search import Progress, Search
 from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.reporting.remedies import Finding
 
 
 class CompiledSearch(Search):
@@ -52,13 +55,16 @@ class CompiledSearch(Search):
     def _finding(self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, **how: bool) -> Finding:
         which = "this line and those of the other findings" if how.get("is_one_of") else "this line"
         changed = f"if compiled code rounds {which}" if self._rounds else f"with {which} of eager code in float32"
-        return compiled_finding(
-            sites,
-            before,
-            after,
-            step,
-            self._from_exact,
-            changed,
-            is_unrounded=bool(self._compiled.unrounded),
-            rounding_mends=self.rounding_mends,
+        way = "keeps its result in float32" if self._compiled.unrounded else "computes it in another way"
+        what = most_improved(before, after)
+        differs = deviates_by("differs between them", before[what], " in one of them")
+        it_differs = " it differs" if before[what] == math.inf else ""
+        of_compiled, of_eager = (deviates_by("deviates", one[what]) for one in self._from_exact)
+        words = (
+            f"compiled code {way}, and eager code rounds it to {precision_of(sites)}; {what} {differs}, and {changed}"
+            f"{it_differs} by {percent(after[what])}; from float32, compiled code {of_compiled}, and eager code "
+            f"{of_eager}"
         )
+        mends = f", or set `{EMULATION}` to round as eager code does" if self.rounding_mends else ""
+        found = super()._finding(sites, before, after, step)
+        return replace(found, kind="compiled", text=worded(sites, words, found.rule) + mends)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from habana_mp.diagnosis.compiled import CompiledSearch
-from habana_mp.diagnosis.findings import EMULATION, Finding, OperationRow, row_of
+from habana_mp.diagnosis.findings import EMULATION, OperationRow, row_of
 from habana_mp.diagnosis.observing import PRODUCTS
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
 from habana_mp.diagnosis.page import html_page
@@ -32,8 +32,13 @@ from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.eager_mode import EagerMode
 from habana_mp.reporting.ranks import gathered, own_rank
 from habana_mp.reporting.records import with_ranks
+from habana_mp.reporting.remedies import Finding
 
 FORMAT, VERSION = "habana-mp diagnosis", 1
+_FIELDS = (
+    *("operation", "module", "file", "line", "kind", "effect", "local_error", "inherited_error"),
+    *("text", "rule", "step", "ranks"),
+)
 
 #: Two runs in float32 may differ by this much, since some operations sum in another order each time.
 _MOST_OF_REPETITION = 0.01
@@ -130,7 +135,7 @@ class Diagnosis:
                 "compiled_excess": self.compiled_excess,
                 "rounding_mends": self.rounding_mends,
                 "excess": self.excess,
-                "findings": [asdict(one) for one in self.findings],
+                "findings": [one.to_dict(*_FIELDS) for one in self.findings],
                 "rows": [asdict(one) for one in self.rows],
             }
         )

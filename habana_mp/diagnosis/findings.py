@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from habana_mp.diagnosis.outcomes import Deviations, decrease
 from habana_mp.diagnosis.sites import Site
 from habana_mp.policy.precisions import FLOAT32_RESULT
-from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_place
-from habana_mp.reporting.remedies import in_words, rules_for
-
-Kind = Literal["precision", "overflow", "underflow", "not finite", "decision", "compiled"]
+from habana_mp.reporting.records import LARGEST_FLOAT16, short_place
+from habana_mp.reporting.remedies import Finding, in_words, rules_for
 
 EMULATION = "torch._inductor.config.emulate_precision_casts = True"
 
-_SMALLEST_FLOAT16 = 2.0**-24
-_LARGEST_BFLOAT16 = 3.3895e38
-_SMALLEST_BFLOAT16 = 2.0**-133
+#: The smallest and the largest number of a precision.
+_RANGES = {"float16": (2.0**-24, LARGEST_FLOAT16), "bfloat16": (2.0**-133, 3.3895e38)}
 
 
 @dataclass(frozen=True)
@@ -54,40 +50,11 @@ class OperationRow:
         return short_place(self.file, self.line)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """An operation whose lower precision harms the step."""
-
-    operation: str
-    module: str
-    file: str
-    line: int
-    kind: Kind
-    #: The decrease of the step's deviation from float32 if only this operation runs in float32, as a share of the exact
-    #: value that improves most. Infinite if that value is finite only in this case.
-    effect: float
-    local_error: float
-    inherited_error: float
-    text: str
-    #: The rules to give to ``convert(rules=...)``; empty if no rule would help.
-    rule: dict[str, str] = field(hash=False)
-    #: The number of the step in which it was found, counted from 0.
-    step: int = 0
-    #: The ranks on which it was found, if the diagnosis is of all ranks.
-    ranks: tuple[int, ...] = ()
-
-    @property
-    def place(self) -> str:
-        return short_place(self.file, self.line)
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def row_of(site: Site, *, is_unrounded: bool) -> OperationRow:
     """Returns the row of a site. ``is_unrounded``: compiled code may keep its results in float32."""
-    dtype = next(iter(sorted(site.dtypes)), "")
-    has_range = site.largest_input > 0
+    dtype = min(site.dtypes, default="")
+    smallest, largest = site.smallest_input, site.largest_input
+    least, most = _RANGES["float16" if dtype == "float16" else "bfloat16"]
     return OperationRow(
         operation=site.where.operation,
         module=site.module,
@@ -100,31 +67,10 @@ def row_of(site: Site, *, is_unrounded: bool) -> OperationRow:
         effect=site.effect if site.has_gradient else None,
         gradient_error=site.gradient_error,
         largest_error=site.largest_error,
-        input_range=(site.smallest_input, site.largest_input) if has_range else None,
-        range_left=_range_left(site, dtype) if has_range else None,
+        input_range=(smallest, largest) if largest > 0 else None,
+        range_left=(math.log2(smallest / least), math.log2(most / largest)) if largest > 0 else None,
         compiled="fp32" if is_unrounded else "",
     )
-
-
-def _range_left(site: Site, dtype: str) -> tuple[float, float]:
-    is_half = dtype == "float16"
-    smallest, largest = (_SMALLEST_FLOAT16, LARGEST_FLOAT16) if is_half else (_SMALLEST_BFLOAT16, _LARGEST_BFLOAT16)
-    return math.log2(site.smallest_input / smallest), math.log2(largest / site.largest_input)
-
-
-def kind_of(sites: Sequence[Site]) -> Kind:
-    for site in sites:
-        if site.birth == "overflow":
-            return "overflow"
-        if site.birth:
-            return "not finite"
-    values = sum(site.values for site in sites)
-    if values and sum(site.underflows for site in sites) > 0.05 * values:
-        return "underflow"
-    gradients = sum(site.gradients for site in sites)
-    if gradients and sum(site.zero_gradients for site in sites) > 0.5 * gradients:
-        return "underflow"
-    return "precision" if any(site.has_gradient for site in sites) else "decision"
 
 
 def finding(
@@ -139,118 +85,79 @@ def finding(
     """Returns the finding about the sites of one line. ``before`` and ``after`` are the deviations of the step without
     and with this line in float32, or with ``sums`` its result alone. If ``is_one_of`` is true, the lines of other
     findings run in float32 in both."""
-    worst = max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
-    kind = kind_of(sites)
-    improved = max(before, key=lambda what: decrease(before[what], after[what]), default="")
-    effect = decrease(before[improved], after[improved]) if improved else 0.0
-    if improved and before[improved] == math.inf > after[improved]:
-        effect = math.inf
-    rule = rules_for(_rows(sites), "lower" + FLOAT32_RESULT if sums else "fp32")
-    this = "the result of this line" if sums else "this line"
-    consequence = _consequence(improved, before, after, this, is_one_of=is_one_of)
-    text = f"{_where(worst, sites)}: {_what(kind, worst)}{consequence}{in_words(rule, '; write') or _no_rule(worst)}"
+    kind, harm = _kind_and_harm(sites)
+    what = most_improved(before, after)
+    others = "with the lines of the other findings in float32, " if is_one_of else ""
+    this = "this one too" if is_one_of else f"{'the result of ' if sums else ''}this line in float32"
+    now = "it is" if before[what] == math.inf else f"by {percent(after[what])}"
+    text = f"{harm}; {others}{what} {deviates_by('is wrong', before[what])}, and with {this} {now}"
+    worst, (operation, file, line) = _worst(sites), sites[0].where
+    rule = rules_for(operation, [one.module or None for one in sites], "lower" + FLOAT32_RESULT if sums else "fp32")
     return Finding(
-        operation=worst.where.operation,
+        kind,
+        worded(sites, text, rule),
+        rule,
+        operation=operation,
         module=worst.module,
-        file=worst.where.file,
-        line=worst.where.line,
-        kind=kind,
-        effect=effect,
+        file=file,
+        line=line,
+        effect=math.inf if before[what] == math.inf > after[what] else decrease(before[what], after[what]),
         local_error=worst.local_error,
         inherited_error=worst.inherited_error,
-        text=text,
-        rule=rule,
         step=step,
     )
 
 
-def compiled_finding(
-    sites: Sequence[Site],
-    before: Deviations,
-    after: Deviations,
-    step: int,
-    from_exact: tuple[Deviations, Deviations],
-    changed: str,
-    *,
-    is_unrounded: bool,
-    rounding_mends: bool,
-) -> Finding:
-    """Returns the finding about a line that compiled code computes in another precision than eager code. ``before`` and
-    ``after`` are the deviations of compiled code from eager code without and with the change ``changed``.
-    ``from_exact``: the deviations of compiled code and of eager code from float32."""
-    found = finding(sites, before, after, step)
-    worst = next(one for one in sites if one.module == found.module)
-    precision = ", ".join(sorted(worst.dtypes)) or "the lower precision"
-    how = "keeps its result in float32" if is_unrounded else "computes it in another way"
-    what = max(before, key=lambda one: decrease(before[one], after[one]))
-    differs = _by("differs between them", before[what], " in one of them")
-    it_differs = " it differs" if before[what] == math.inf else ""
-    of_compiled, of_eager = (_by("deviates", one[what]) for one in from_exact)
-    rule = rules_for(_rows(sites), "fp32")
-    text = (
-        f"{_where(worst, sites)}: compiled code {how}, and eager code rounds it to {precision}; {what} {differs}, "
-        f"and {changed}{it_differs} by {_percent(after[what])}; from float32, compiled code {of_compiled}, and eager "
-        f"code {of_eager}"
-        f"{in_words(rule, '; write') or _no_rule(worst)}"
-        f"{f', or set `{EMULATION}` to round as eager code does' if rounding_mends else ''}"
-    )
-    return replace(found, kind="compiled", text=text, rule=rule)
+def worded(sites: Sequence[Site], words: str, rule: Mapping[str, str]) -> str:
+    """Returns a text that begins with the place, and ends with the rule."""
+    where, module = sites[0].where, _worst(sites).module
+    at = f"`{where.operation}` at {where.place}" + (f" in {module}" if module else "")
+    others = f" and {len(sites) - 1} more modules" if len(sites) > 1 else ""
+    no_rule = f"; no list can name `{where.operation}`: run this line under `hmp.disable_casts()`"
+    return f"{at}{others}: {words}{in_words(rule, '; write') or no_rule}"
 
 
-def _rows(sites: Sequence[Site]) -> list[Row]:
-    return [
-        Row(site.where.operation, "bf16", site.calls, 0, 0, module=site.module or None, file=site.where.file,
-            line=site.where.line)
-        for site in sites
-    ]  # fmt: skip
+def _worst(sites: Sequence[Site]) -> Site:
+    return max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
 
 
-def _where(worst: Site, sites: Sequence[Site]) -> str:
-    module = f" in {worst.module}" if worst.module else ""
-    more = f" and {len(sites) - 1} more modules" if len(sites) > 1 else ""
-    return f"`{worst.where.operation}` at {worst.where.place}{module}{more}"
+def most_improved(before: Deviations, after: Deviations) -> str:
+    return max(before, key=lambda what: decrease(before[what], after[what]))
 
 
-def _what(kind: Kind, site: Site) -> str:
-    precision = ", ".join(sorted(site.dtypes)) or "the lower precision"
-    inputs = (
-        f"inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}" if site.largest_input else "its inputs"
-    )
-    if kind == "overflow":
-        return f"of {inputs} it made a value that does not fit into {precision}"
-    if kind == "not finite":
-        return f"of {inputs} it made a value that is not finite"
-    if kind == "underflow":
-        return f"of {inputs} it made zeros in {precision} where float32 has none, or got gradients that are zero"
-    if kind in ("decision", "precision") and not site.error and not site.gradient_error:
-        return f"of {inputs} its error in {precision} shows only with the other findings in float32"
+def _kind_and_harm(sites: Sequence[Site]) -> tuple[str, str]:
+    """Returns the kind of the finding about these sites of a line, and what the line did."""
+    site, lower = _worst(sites), precision_of(sites)
+    inputs = "of its inputs"
+    if site.largest_input:
+        inputs = f"of inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}"
+    birth = next((one.birth for one in sites if one.birth), "")
+    if birth:
+        how = f"does not fit into {lower}" if birth == "overflow" else "is not finite"
+        return birth, f"{inputs} it made a value that {how}"
+    values, underflows = sum(one.values for one in sites), sum(one.underflows for one in sites)
+    gradients, zeros = sum(one.gradients for one in sites), sum(one.zero_gradients for one in sites)
+    if underflows > 0.05 * values or zeros > 0.5 * gradients:
+        more = "or got gradients that are zero"
+        return "underflow", f"{inputs} it made zeros in {lower} where float32 has none, {more}"
+    kind = "precision" if any(one.has_gradient for one in sites) else "decision"
+    if not site.error and not site.gradient_error:
+        return kind, f"{inputs} its error in {lower} shows only with the other findings in float32"
     if kind == "decision":
-        return (
-            f"of {inputs} it made values with a largest error of {site.largest_error:.3g} in {precision}, and no "
-            f"gradient shows what they decide"
-        )
-    return f"of {inputs} it made values with a relative error of {site.local_error:.2g} in {precision}" + (
-        f", and gradients with {site.gradient_error:.2g}" if site.gradient_error > site.local_error else ""
-    )
+        error = f"largest error of {site.largest_error:.3g} in {lower}, and no gradient shows what they decide"
+    else:
+        more = f", and gradients with {site.gradient_error:.2g}" if site.gradient_error > site.local_error else ""
+        error = f"relative error of {site.local_error:.2g} in {lower}{more}"
+    return kind, f"{inputs} it made values with a {error}"
 
 
-def _consequence(what: str, before: Deviations, after: Deviations, this: str, *, is_one_of: bool) -> str:
-    if not what:
-        return ""
-    others = "with the lines of the other findings in float32, " if is_one_of else ""
-    too = "this one too" if is_one_of else f"{this} in float32"
-    if before[what] == math.inf:
-        return f"; {others}{what} is not finite, and with {too} it is"
-    return f"; {others}{what} is wrong by {_percent(before[what])}, and with {too} by {_percent(after[what])}"
+def precision_of(sites: Sequence[Site]) -> str:
+    return ", ".join(sorted(_worst(sites).dtypes)) or "the lower precision"
 
 
-def _by(words: str, share: float, where: str = "") -> str:
-    return f"is not finite{where}" if share == math.inf else f"{words} by {_percent(share)}"
+def deviates_by(words: str, share: float, where: str = "") -> str:
+    return f"is not finite{where}" if share == math.inf else f"{words} by {percent(share)}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{share:.2g} times its size" if share >= 10 else f"{100 * share:.3g} %"
-
-
-def _no_rule(site: Site) -> str:
-    return f"; no list can name `{site.where.operation}`: run this line under `hmp.disable_casts()`"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from habana_mp.diagnosis.findings import Finding, OperationRow
+from habana_mp.diagnosis.findings import OperationRow
 from habana_mp.reporting.page import in_html, page
+from habana_mp.reporting.remedies import Finding
 
 
 def html_page(headline: str, findings: Iterable[Finding], rows: Iterable[OperationRow]) -> str:

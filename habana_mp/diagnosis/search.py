@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from habana_mp import ops
-from habana_mp.diagnosis.findings import Finding, finding
+from habana_mp.diagnosis.findings import finding
 from habana_mp.diagnosis.outcomes import WORST, Deviations, Outcome, Tolerances, decrease, deviations, worst
 from habana_mp.diagnosis.runs import RunMode, Runs, lowest_of
 from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.reporting.remedies import Finding
 
 Progress = Callable[[str], None]
 

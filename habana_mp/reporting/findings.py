@@ -3,93 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.policy.module_rules import KEPT
-from habana_mp.reporting.records import PRECISIONS, REASONS, Edge, Records, Row, with_ranks
-from habana_mp.reporting.remedies import in_words, rules_for
+from habana_mp.reporting.records import PRECISIONS, REASONS, Records, Row, with_ranks
+from habana_mp.reporting.remedies import Finding, in_words, rules_for
 
-#: The most lines, the most lines of one kind, and the most operations in the line about float32.
-_MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
+_MOST_LINES = 10
 
-#: The least number of calls whose times tell something: first calls take longer.
-_MANY_CALLS = 10
-
-#: Advice that makes results less exact must save at least this share of all time.
-_LEAST_SHARE = 0.01
-
-#: Products that are too small are a finding if they take at least this share of all time.
-_LEAST_SHARE_OF_SMALL = 0.05
-
-#: A product that takes fewer seconds may be too small to gain from a lower precision.
-_SHORT = 100e-6
-
-#: In bfloat16 the error of a larger angle is more than a sixteenth of a radian.
-_LARGEST_ANGLE = 32.0
+#: The end of the first line where torch.compile is at work.
+_COMPILED = ". Compiled code is counted while it is traced, not when it runs"
 
 _LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split())
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something worth a look: the indices of its rows in the report, and its text."""
-
-    kind: str
-    rows: tuple[int, ...]
-    text: str
-    #: Seconds of casts that the advice would save, if known.
-    saves: float | None = None
-    #: The lines that mend it, as ``rules=`` of ``convert`` takes them; empty if lines cannot.
-    rule: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "rows": list(self.rows)}
-
-
 def findings_of(report: Records) -> tuple[Finding, ...]:
     """Returns all findings: the most unusual kinds first, and the most expensive finding of each kind first."""
-    sources = _sources(report)
-    whole, _ = report.size
-    found: list[Finding] = []
-    for kind in _KINDS:
-        numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
-        if kind.more_than_steps:
-            numbers = [one for one in numbers if report.rows[one].calls > report.environment.get("optimizer_steps", 0)]
-        for together in _by_line(report, numbers):
-            rows = [report.rows[number] for number in together]
-            if _size(report, rows)[0] < kind.least_share * whole:
-                continue
-            text = kind.words.format(
-                named=_named(rows),
-                why=rows[0].why,
-                listed=_because(rows[0]) + _given_by(report, sources, together),
-                calls=_weight(report, rows),
-                precision=rows[0].precision,
-                lower=_lower(report, rows[0]),
-                refused=", ".join(dict.fromkeys(reason for row in rows for reason in row.refused)),
-                **_of_values(report, sources, together),
-            )
-            rule = _rule_of(report, sources, kind, together)
-            text = _core.printable(text + in_words(rule))
-            found.append(Finding(kind.name, tuple(together), text, rule=rule))
-    return (
-        *_lower_weights(report),
-        *_lower_losses(report),
-        *_rounded_differences(report, sources),
-        *_averages(report, sources),
-        *found,
-        *_rounded_probabilities(report, sources),
-        *_ping_pongs(report, sources),
-    )
+    flow = _Flow(report)
+    of_kinds = (one for kind in _KINDS for one in _of_kind(kind, report, flow))
+    return *_of_environment(report), *of_kinds, *_ping_pongs(report, flow)
 
 
 def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ...]:
-    """Returns the first lines of a report."""
+    """Returns the first lines of a report. One finding of each kind has a line, then a second one, so no kind is
+    crowded out."""
     if not report.rows:
-        return (_why_nothing_was_called(report),)
+        return (_share(report, findings),)
     lines = [
         *_off_for_no_device(report),
         _share(report, findings),
@@ -99,24 +40,98 @@ def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ..
         *_in_float32(report, findings),
         *_dearest_casts(report),
     ]
-    shown = _chosen(findings, _MOST_LINES - len(lines))
-    hidden = Counter(one.kind for one in findings) - Counter(one.kind for one in shown)
-    last = {one.kind: number for number, one in enumerate(shown)}
-    for number, one in enumerate(shown):
-        more = hidden[one.kind] if last[one.kind] == number else 0
-        lines.append(one.text + (f" ({_count(more, 'more place')} like it)" if more else ""))
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for one in findings:
+        kinds[one.kind].append(one.text)
+    room = max(0, _MOST_LINES - len(lines))
+    second = room - len(kinds)
+    for texts in list(kinds.values())[:room]:
+        most = 2 if second > 0 else 1
+        second -= len(texts[1:most])
+        more = len(texts) - most
+        lines += texts[:most]
+        lines[-1] += f" ({_count(more, 'more place')} like it)" if more > 0 else ""
     return tuple(map(_core.printable, lines))
 
 
-def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
-    """Returns one finding of each kind, then a second one, in their order. So no kind is crowded out."""
-    turns: Counter[str] = Counter()
-    ranked = []
-    for number, one in enumerate(findings):
-        if turns[one.kind] < _MOST_OF_A_KIND:
-            ranked.append((turns[one.kind], number, one))
-        turns[one.kind] += 1
-    return [one for _, _, one in sorted(sorted(ranked)[:most], key=lambda item: item[1])]
+# ---- numbers and words of some rows ---------------------------------------------------------------------------------
+
+
+class _Part:
+    """Some rows of a report, and what they are of the whole."""
+
+    def __init__(self, report: Records, rows: Sequence[Row], numbers: Sequence[int] = ()) -> None:
+        self.rows, self.numbers = rows, tuple(numbers)
+        self.calls = sum(row.calls for row in rows)
+        self.seconds = sum(row.seconds or 0.0 for row in rows)
+        self.casting = sum(row.cast_seconds or 0.0 for row in rows)
+        whole, self.of_time = report.size
+        #: Their time if that of the report is known, or else their calls; and its share of the whole.
+        self.size = self.seconds if self.of_time else float(self.calls)
+        self.share = self.size / whole if whole else 0.0
+        self.counted = _count(self.calls, "call")
+
+    @property
+    def weight(self) -> str:
+        """The number of calls, and their share of all time."""
+        return self.counted + (f", {_percent(self.share)} of all time" if self.of_time and self.share >= 0.01 else "")
+
+
+def _grouped(report: Records, numbers: Iterable[int], key: Callable[[Row], object]) -> list[_Part]:
+    """Returns the groups of rows of these numbers that have the same key, the most expensive group first."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for number in numbers:
+        groups[key(report.rows[number])].append(number)
+    parts = [_Part(report, [report.rows[number] for number in group], group) for group in groups.values()]
+    return sorted(parts, key=lambda part: (part.size, part.calls), reverse=True)
+
+
+def _by_line(report: Records, numbers: Iterable[int]) -> list[_Part]:
+    """Groups the rows of one operation at one line, whichever module ran."""
+    return _grouped(report, numbers, lambda row: (row.operation, row.file, row.line, row.reason))
+
+
+def _named(rows: Sequence[Row]) -> str:
+    return f"{rows[0].operation}{_backward(rows[0])}{_at(rows)}"
+
+
+def _backward(row: Row) -> str:
+    return " in a backward" if row.phase == "backward" else ""
+
+
+def _at(rows: Sequence[Row]) -> str:
+    """Returns the place of the most expensive row, and its module, or the number of modules at that line."""
+    modules = list(dict.fromkeys(row.module for row in rows if row.module))
+    module = f"{len(modules)} modules" if len(modules) > 1 else "".join(modules)
+    place = _place(rows, " at ")
+    return place + (f" ({module})" if place else f" in {module}") if module else place
+
+
+def _place(rows: Sequence[Row], before: str) -> str:
+    place = max(rows, key=lambda row: (row.seconds or 0.0, row.calls)).place
+    return before + place if place else ""
+
+
+def _because(row: Row) -> str:
+    if row.rule == KEPT.source:
+        return f"kept by {row.rule}"
+    if row.is_listed and row.rule is not None:
+        return f"listed at {row.rule}"
+    return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else "less than 1 %"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
 
 
 # ---- how much -------------------------------------------------------------------------------------------------------
@@ -125,116 +140,88 @@ def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
 def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     """Returns the line about products, and about the share of each precision: of the time, or of the calls if no time
     was taken. Steps of optimizers are no part of it."""
-    rows = report.main_rows
-    if not any(row.is_lower for row in rows):
+    main = _Part(report, report.main_rows)
+    if not main.rows and (_is_compiled(report) or report.environment.get("compiled_before")):
+        return f"No call was counted{_COMPILED}"
+    if not any(row.is_lower for row in main.rows):
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
-    whole, of_time = _size(report, rows)
-    products = _of_products(report, rows)
-    if products and not of_time and _is_compiled(report):  # most calls are those of the compiler
-        return f"{products.rstrip('. ')}{_COMPILED}"
-    parts = []
-    for precision in sorted({row.precision for row in rows}, key=PRECISIONS.index):
-        share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
-        parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
-    first, _, rest = parts[0].partition(" ")
+    products, is_compiled = _of_products(report), _is_compiled(report)
+    if products and not main.of_time and is_compiled:  # most calls are those of the compiler
+        return f"{products}{_COMPILED}"
+    of_each = {one: _Part(report, [row for row in main.rows if row.precision == one]) for one in PRECISIONS}
+    (first, share), *others = [(one, _percent(part.share)) for one, part in of_each.items() if part.rows]
     counted = "calls that a list or a rule decides" if report.detail == "operations" else "calls"
-    verb, what = ("took", "operations' time") if of_time else ("had", counted)
-    others = f", {', '.join(parts[1:])}" if parts[1:] else ""
-    time = f", {_time(whole)}" if of_time else ""
-    steps = sum(row.calls for row in report.rows) - sum(row.calls for row in rows)
+    verb, what = ("took", "operations' time") if main.of_time else ("had", counted)
+    more = "".join(f", {'calls left alone' if one == 'unchanged' else one} {its}" for one, its in others)
+    time = f", {_time(main.size)}" if main.of_time else ""
+    steps = sum(row.calls for row in report.rows) - main.calls
     left_out = f"; not counted: {_count(steps, 'call')} in optimizers' steps" if steps else ""
     return (
-        f"{products}{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}{left_out})"
-        f"{_COMPILED if _is_compiled(report) else ''}"
+        f"{products}{'. ' if products else ''}{first} {verb} {share} of the {what}{more} "
+        f"({main.counted}{time}{left_out}){_COMPILED if is_compiled else ''}"
     )
 
 
-#: The end of the first line where torch.compile is at work.
-_COMPILED = ". Compiled code is counted while it is traced, not when it runs"
-
-
-def _of_products(report: Records, rows: list[Row]) -> str:
+def _of_products(report: Records) -> str:
     """Returns the sentence about products, or an empty text if there were none."""
-    products = [row for row in rows if _is_product(row)]
-    lower = [row for row in products if row.is_lower]
-    many, most = sum(row.calls for row in products), sum(row.calls for row in lower)
-    precisions = {row.precision for row in lower}
-    where = f"in {precisions.pop()}" if len(precisions) == 1 else "in lower precision"
-    with_sums = sum(row.calls for row in lower if row.reason == "float32_result")
-    if with_sums:
-        where += f", {'' if with_sums == most else f'{with_sums:,} of them '}with a float32 result"
-    if not products:
+    products = _Part(report, [row for row in report.main_rows if _is_product(row)])
+    lower = _Part(report, [row for row in products.rows if row.is_lower])
+    if not products.rows:
         return ""
-    if most == many:
-        return f"{'The' if many == 1 else f'All {many:,}'} product{'' if many == 1 else 's'} ran {where}. "
-    whole, of_time = _size(report, products)
-    time = f", {_percent(_share_of(_size(report, lower)[0], whole))} of their time" if of_time and lower else ""
-    return f"{f'{most:,}' if most else 'None'} of {_count(many, 'product')} ran {where}{time}. "
-
-
-_SUBJECTS = {"unchanged": "calls left alone"}
-
-
-def _size(report: Records, rows: Iterable[Row]) -> tuple[float, bool]:
-    """Returns the size of the rows, as that of the whole report: their time and True, or their calls and False."""
-    _, of_time = report.size
-    return (_seconds(rows) if of_time else float(sum(row.calls for row in rows))), of_time
-
-
-def _seconds(rows: Iterable[Row]) -> float:
-    return sum(row.seconds or 0.0 for row in rows)
+    precisions = {row.precision for row in lower.rows}
+    where = f"in {precisions.pop()}" if len(precisions) == 1 else "in lower precision"
+    with_sums = sum(row.calls for row in lower.rows if row.reason == "float32_result")
+    if with_sums:
+        where += f", {'' if with_sums == lower.calls else f'{with_sums:,} of them '}with a float32 result"
+    if lower.calls == products.calls:
+        return f"{'The product' if lower.calls == 1 else f'All {lower.calls:,} products'} ran {where}"
+    if lower.rows and lower.of_time:
+        where += f", {_percent(lower.size / products.size if products.size else 0.0)} of their time"
+    return f"{f'{lower.calls:,}' if lower.calls else 'None'} of {_count(products.calls, 'product')} ran {where}"
 
 
 def _is_compiled(report: Records) -> bool:
     return bool(report.environment.get("compiled_graphs")) or any(row.phase == "traced" for row in report.rows)
 
 
-def _is_off(reason: str) -> bool:
-    """True if casts are off for all calls with this reason."""
-    return reason in REASONS and REASONS[reason].casts_off
-
-
-def _why_nothing_was_called(report: Records) -> str:
-    if _is_compiled(report) or report.environment.get("compiled_before"):
-        return f"No call was counted{_COMPILED}"
-    if report.configuration is None:
-        return "Nothing ran in lower precision: hmp.convert() was not called in this process, before the model runs"
-    if report.configuration.get("opt_level") == "O0":
-        return 'Nothing ran in lower precision: opt_level="O0" casts nothing'
-    within = report.configuration.get("within")
-    if within is not None:
-        where = "a module" if within == "modules" else "the modules that convert was given"
-        return f"Nothing ran in lower precision: no operation was called in {where}, and the lists lower only there"
-    return "Nothing ran in lower precision: no covered operation was called where casts are on"
+def _is_off(row: Row) -> bool:
+    """True if casts are off for all calls with this row's reason."""
+    return row.reason in REASONS and REASONS[row.reason].casts_off
 
 
 def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> str:
-    """Returns the reason of most calls, or an empty text if a finding says the same."""
-    if report.configuration is None:
-        return ": not converted now"
-    if report.configuration.get("opt_level") == "O0":
+    """Returns the cause, or the reason of most calls. An empty text if a finding or another line says the same."""
+    rows, configuration = report.rows, report.configuration
+    if configuration is None:
+        never = ": hmp.convert() was not called in this process, before the model runs"
+        return ": not converted now" if rows else never
+    if configuration.get("opt_level") == "O0":
         return ': opt_level="O0" casts nothing'
-    by_reason = Counter[str]()
-    for row in report.main_rows:
-        by_reason[row.reason] += row.calls
-    ((reason, calls),) = by_reason.most_common(1)
-    rows = [row for row in report.rows if row.reason == reason]
-    within = report.configuration.get("within")
+    within = configuration.get("within")
+    if not rows and within is None:
+        return ": no covered operation was called where casts are on"
+    if not rows:
+        where = "a module" if within == "modules" else "the modules that convert was given"
+        return f": no operation was called in {where}, and the lists lower only there"
     is_known = report.detail != "operations"
-    if within is not None and all(row.reason == "outside" or (is_known and row.module is None) for row in report.rows):
+    if within is not None and all(row.reason == "outside" or (is_known and row.module is None) for row in rows):
         return ": no module ran, and the lists lower only in one"
-    if _is_off(reason) or any(report.rows[number] in rows for one in findings for number in one.rows):
+    calls = Counter[str]()
+    for row in report.main_rows:
+        calls[row.reason] += row.calls
+    reason = max(calls, key=lambda one: calls[one])
+    those = [row for row in rows if row.reason == reason]
+    if _is_off(those[0]) or any(rows[number] in those for one in findings for number in one.rows):
         return ""
-    how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
-    return f": {_count(calls, 'call')} {how}{_at(rows)} ({_because(rows[0])})"
+    how = "left alone" if those[0].precision == "unchanged" else f"in {those[0].precision}"
+    return f": {_count(calls[reason], 'call')} {how}{_at(those)} ({_because(those[0])})"
 
 
 def _off_for_no_device(report: Records) -> Iterator[str]:
     """Yields a line about regions that switch casts off for a device that is not here."""
     places: Mapping[str, str] = report.environment.get("disabled_for_no_device") or {}
-    if not any(row.reason == "autocast_off" for row in report.rows):
-        return
-    for place, device in list(places.items())[:1]:
+    if places and any(row.reason == "autocast_off" for row in report.rows):
+        place, device = next(iter(places.items()))
         more = f" (and {_count(len(places) - 1, 'more place')} like it)" if len(places) > 1 else ""
         yield (
             f"Casts are off in the disabled region of torch.autocast for {device} at {place}{more}, though no {device} "
@@ -249,85 +236,83 @@ def _outside(report: Records) -> Iterator[str]:
         named = ", ".join(dict.fromkeys(f"`{row.operation}`" for row in rows[:3]))
         yield (
             f"{_count(sum(row.calls for row in rows), 'product')} outside of modules ran in float32 ({named}"
-            f"{_at(rows, ', most at ', with_modules=False)}): `with hmp.autocast(...):` lowers there, and "
+            f"{_place(rows, ', most at ')}): `with hmp.autocast(...):` lowers there, and "
             '`convert(within="everywhere")` everywhere'
         )
 
 
 def _off(report: Records) -> Iterator[str]:
     """Yields a line about the calls that ran with casts off."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in report.main_rows:
-        if _is_off(row.reason):
-            groups[row.why].append(row)
-    if not groups:
-        return
-    rows = [row for group in groups.values() for row in group]
-    size, of_time = _size(report, rows)
-    ranked = sorted(groups.items(), key=lambda item: -_size(report, item[1])[0])
-    parts = [
-        f"{why} {sum(row.calls for row in group):,}{_at(group, ', most at ', with_modules=False)}"
-        for why, group in ranked[:2]
-    ]
-    yield f"Casts were off in {_calls(rows)}{f' ({_time(size)})' if of_time else ''}: {'; '.join(parts)}"
+    reasons = {row.reason for row in report.main_rows if _is_off(row)}
+    groups = _grouped(report, [n for n, row in enumerate(report.rows) if row.reason in reasons], lambda row: row.why)
+    if groups:
+        off = _Part(report, [row for one in groups for row in one.rows])
+        parts = [f"{one.rows[0].why} {one.calls:,}{_place(one.rows, ', most at ')}" for one in groups[:2]]
+        yield f"Casts were off in {off.counted}{f' ({_time(off.size)})' if off.of_time else ''}: {'; '.join(parts)}"
 
 
 def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]:
-    """Yields a line about the largest shares in float32 that are in no finding."""
-    found = {number for finding in findings for number in finding.rows}
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for number, row in enumerate(report.rows):
-        if row.precision == "fp32" and number not in found and row.reason != "outside":
-            # Outside of modules, one line may be a whole step of an optimizer.
-            is_line = row.place and not row.module
-            groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
-    whole, of_time = report.size
-    if not of_time and _is_compiled(report):
+    """Yields a line about the three largest shares in float32 that are in no finding."""
+    if not report.size[1] and _is_compiled(report):
         return
-    parts: list[str] = []
-    for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
-        share = _share_of(_size(report, rows)[0], whole)
-        if share >= 0.01 and len(parts) < _MOST_LEFT:
-            parts.append(_part_in_float32(rows, _percent(share)))
+    found = {number for finding in findings for number in finding.rows}
+    inside = [n for n, row in enumerate(report.rows) if row.precision == "fp32" and row.reason != "outside"]
+    left = [number for number in inside if number not in found]
+    # Outside of modules, one line may be a whole step of an optimizer.
+    groups = _grouped(report, left, lambda row: (not row.module and row.place) or (row.operation, _because(row)))
+    parts = [_part_in_float32(one.rows, _percent(one.share)) for one in groups[:3] if one.share >= 0.01]
     if parts:
         yield f"In float32: {'; '.join(parts)}"
 
 
-def _part_in_float32(rows: list[Row], share: str) -> str:
+def _part_in_float32(rows: Sequence[Row], share: str) -> str:
     names = list(dict.fromkeys(row.operation for row in rows))
     if len(names) == 1:
-        return f"{names[0]}{_backward(rows[0])} {share} ({_because(rows[0])}{_at(rows, ', ', with_modules=False)})"
+        return f"{names[0]}{_backward(rows[0])} {share} ({_because(rows[0])}{_place(rows, ', ')})"
     named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
     return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({named})"
 
 
-def _because(row: Row) -> str:
-    if row.rule == KEPT.source:
-        return f"kept by {row.rule}"
-    if row.is_listed and row.rule is not None:
-        return f"listed at {row.rule}"
-    return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
-
-
 def _dearest_casts(report: Records) -> Iterator[str]:
     """Yields a line about the time of casts, and the row with the most of it."""
-    rows = report.main_rows
-    time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
-    if not time or not casting or any(row.phase == "traced" for row in rows):
+    main = _Part(report, report.main_rows)
+    if not main.seconds or not main.casting or any(row.phase == "traced" for row in main.rows):
         return
-    casts = f"Casts took {_percent(casting / time)} of the time ({_count(sum(row.casts for row in rows), 'cast')})"
-    if casting < 0.01 * time:
-        yield casts
-        return
-    row = max(rows, key=lambda one: one.cast_seconds or 0.0)
-    share = (row.cast_seconds or 0.0) / casting
-    yield (
-        f"{casts}. {_percent(share)} of that is {_named([row])}: {_time(row.cast_seconds or 0.0)}, "
-        f"{_count(row.casts, 'cast')}, {_bytes(row.bytes)}"
-    )
+    share, number = main.casting / main.seconds, sum(row.casts for row in main.rows)
+    line = f"Casts took {_percent(share)} of the time ({_count(number, 'cast')})"
+    if share >= 0.01:
+        row = max(main.rows, key=lambda one: one.cast_seconds or 0.0)
+        seconds = row.cast_seconds or 0.0
+        size = f"{row.bytes / 1e6:.1f} MB" if row.bytes >= 1e6 else f"{row.bytes / 1e3:.1f} kB"
+        line += (
+            f". {_percent(seconds / main.casting)} of that is {_named([row])}: {_time(seconds)}, "
+            f"{_count(row.casts, 'cast')}, {size}"
+        )
+    yield line
 
 
 # ---- what is unusual ------------------------------------------------------------------------------------------------
+
+
+class _Flow:
+    """The way of results from row to row, by the numbers of rows."""
+
+    def __init__(self, report: Records) -> None:
+        self.rows = report.rows
+        calls = [row.calls for row in report.rows]
+        #: An edge of few calls means little: a new tensor may be mistaken for an earlier one that had the same memory.
+        self.edges = [one for one in report.edges if 2 * one.calls >= min(calls[one.source], calls[one.target])]
+        self.makers: dict[int, list[int]] = defaultdict(list)
+        for one in self.edges:
+            self.makers[one.target].append(one.source)
+
+    def behind(self, numbers: Iterable[int], through: Collection[str] | None = None) -> set[int]:
+        """Returns these rows and those of which they are made in three steps: by any operation, or by these."""
+        found = set(numbers)
+        for _ in range(3):
+            passed = [one for one in found if through is None or self.rows[one].operation in through]
+            found.update(maker for one in passed for maker in self.makers[one])
+        return found
 
 
 class _Kind(NamedTuple):
@@ -336,30 +321,86 @@ class _Kind(NamedTuple):
     name: str
     applies: Callable[[Row], bool]
     words: str
-    #: The share of all time that its rows must take at least.
-    least_share: float = 0.0
     #: The precision in which its operations would be right, if a line of a list can give them that.
     mended_by: str = ""
-    #: True if only rows with more calls than optimizers took steps count: a trained weight is cast for each step.
-    more_than_steps: bool = False
-    #: True if the operation that made its input is to get that precision: its input is rounded already.
-    mends_maker: bool = False
+    #: The other rows that the text names, such as those that made the input. Without any of them, None: no finding.
+    others: Callable[[_Flow, int], list[int] | None] = lambda flow, number: []
+    #: True if those are to get that precision, where there are any.
+    mends_others: bool = False
+    #: False for rows that are as they should be in this report.
+    matters: Callable[[_Part, Mapping[str, Any]], bool] = lambda part, environment: True
+
+
+def _of_kind(kind: _Kind, report: Records, flow: _Flow) -> Iterator[Finding]:
+    found = {number: kind.others(flow, number) for number, row in enumerate(report.rows) if kind.applies(row)}
+    others = {number: its for number, its in found.items() if its is not None}
+    for part in _by_line(report, others):
+        if kind.matters(part, report.environment):
+            named = [report.rows[one] for number in part.numbers for one in others[number]]
+            mended = named if kind.mends_others and named else part.rows
+            rule = _rule_for(mended, kind.mended_by) if kind.mended_by else {}
+            yield _finding(kind.name, kind.words.format(**_words(report, part, named)), rule, rows=part.numbers)
+
+
+def _words(report: Records, part: _Part, others: Sequence[Row]) -> dict[str, object]:
+    """Returns the words for the text of a kind."""
+    row = part.rows[0]
+    lower = row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
+    bits = 11 if lower == "fp16" else 8
+    count, angle = (max(one.noticed.get(what, 0) for one in part.rows) for what in ("largest count", "largest angle"))
+    other = _named(others[:1]) if others else ""
+    by_list = any(one.reason == "list" and one.is_lower and not _is_product(one) for one in (row, *others))
+    return {
+        "named": _named(part.rows),
+        "calls": part.weight,
+        "row": row,
+        "because": _because(row),
+        "lower": lower,
+        "other": other,
+        "made_by": other and f", made by {other}",
+        "others": others,
+        "refused": ", ".join(dict.fromkeys(reason for one in part.rows for reason in one.refused)),
+        "casts": _percent(part.casting / part.seconds if part.seconds else 0.0),
+        "count": f"{count:,.0f}",
+        "held": f"{2**bits:,}",
+        "angle": f"{angle:,.0f}",
+        "error": f"{angle / 2 ** (bits + 1):.2g} radians",
+        "remedy": "Compute it under hmp.disable_casts()" + (', or start from preset="recommended"' if by_list else ""),
+        "instead": "log_softmax" if row.operation == "softmax" else "binary_cross_entropy_with_logits or logsigmoid",
+    }
+
+
+def _rule_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
+    """Returns the lines that give the first operation of these rows this precision, unless a user's line decides."""
+    rows = [row for row in rows if row.operation == rows[0].operation]
+    if any(map(_is_own_choice, rows)):
+        return {}
+    rules = rules_for(rows[0].operation, [row.module for row in rows], precision)
+    # A line that holds everywhere would contradict the one that decides now.
+    is_listed = any(row.reason == "list" for row in rows) and precision == "lower"
+    return {} if is_listed and rows[0].operation in rules else rules
+
+
+def _finding(kind: str, text: str, rule: Mapping[str, str] = {}, **more: Any) -> Finding:
+    return Finding(kind, _core.printable(text + in_words(rule)), rule, **more)
+
+
+# ---- the kinds ------------------------------------------------------------------------------------------------------
+
+#: The names in reports of operations that need exact integers, of sums, and of what multiplies or turns the sign.
+_COUNTS = frozenset(name.strip("_") for name in ops.observed.COUNTS)
+_SUMS = frozenset(name.strip("_") for name in ops.observed.SUMS)
+_SCALINGS = frozenset(("div", "neg", "truediv", *(name.strip("_") for name in ops.observed.DECAYS)))
+
+#: Operations that take the logarithm of their input, and those before them that add a small number or limit the values.
+_LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")
+_BEFORE_LOGARITHMS = ("add", "clamp", "clamp_max", "clamp_min", "clip", "radd", "rsub", "sub")
 
 
 def _is_product(row: Row) -> bool:
     known = ops.row_of(row.operation)
     made = known.is_product or known.made_of_products or known.products_inside or known.o2 == "lower"
     return made or row.operation == "scaled_dot_product_attention"
-
-
-def _by_reason(finding: str) -> Callable[[Row], bool]:
-    """Returns the condition that a row's reason is one of those that make this kind of finding."""
-    reasons = {word for word, reason in REASONS.items() if reason.finding == finding}
-    return lambda row: row.reason in reasons
-
-
-def _has_no_kernel(row: Row) -> bool:
-    return row.reason == "no_kernel" and row.precision == "fp32" and row.operation not in _LOSSES
 
 
 def _is_own_choice(row: Row) -> bool:
@@ -379,32 +420,12 @@ def _is_product_in_float32(row: Row) -> bool:
     return is_in_float32 and _is_product(row) and _may_be_lowered(row)
 
 
-def _is_loss_in_lower(row: Row) -> bool:
-    return row.is_lower and row.operation in _LOSSES and not row.is_listed
-
-
 def _casts_weight_anew(row: Row) -> bool:
     """True if most calls cast their weight. At most one cast per call is of the input; the others are of the weight or
     the bias, whose casts may be small ones. In few calls, each may be the first one with its weight."""
     takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
-    is_told = row.is_lower and row.phase == "forward" and row.calls >= 10
+    is_told = row.is_lower and row.phase == "forward" and row.calls >= 10 and not row.refused
     return takes_one_input and is_told and 2 * (row.casts - row.small) > 3 * row.calls
-
-
-def _noticed(what: str, beyond: float = 0) -> Callable[[Row], bool]:
-    return lambda row: row.noticed.get(what, 0) > beyond
-
-
-def _rounds_counts(row: Row) -> bool:
-    return "largest count" in row.noticed and row.operation not in _COUNTS
-
-
-def _uses_rounded_counts(row: Row) -> bool:
-    return "largest count" in row.noticed and row.operation in _COUNTS
-
-
-#: The names of these operations in reports.
-_COUNTS = frozenset(name.strip("_") for name in ops.observed.COUNTS)
 
 
 def _holds_float64(row: Row) -> bool:
@@ -413,56 +434,117 @@ def _holds_float64(row: Row) -> bool:
 
 
 def _is_too_small(row: Row) -> bool:
-    """True for a short product whose casts take more than a third of its time."""
+    """True for a product of less than 0.1 ms whose casts take more than a third of it. First calls take longer."""
     seconds = row.seconds or 0.0
-    is_short = row.calls >= _MANY_CALLS and seconds < row.calls * _SHORT
-    return (
-        row.is_lower
-        and is_short
-        and _is_product(row)
-        and not _is_own_choice(row)
-        and 3 * (row.cast_seconds or 0.0) > seconds
-    )
+    is_short = row.is_lower and row.calls >= 10 and seconds < row.calls * 100e-6
+    return is_short and 3 * (row.cast_seconds or 0.0) > seconds and _is_product(row) and not _is_own_choice(row)
+
+
+def _by_reason(finding: str) -> Callable[[Row], bool]:
+    """Returns the condition that a row's reason is one of those that make this kind of finding."""
+    return lambda row: row.reason in REASONS and REASONS[row.reason].finding == finding
+
+
+def _lower_makers(flow: _Flow, number: int) -> list[int]:
+    return [one for one in flow.makers[number] if flow.rows[one].is_lower]
+
+
+def _that_it_follows(flow: _Flow, number: int) -> list[int]:
+    """Returns the rows that made the input whose precision an operation follows."""
+    row = flow.rows[number]
+    follows = row.reason in ("first_input", "widest")
+    return [one for one in flow.makers[number] if follows and flow.rows[one].precision == row.precision]
+
+
+def _coarse_products(flow: _Flow, number: int) -> list[int] | None:
+    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of. If the other term is
+    made of the product too, both are rounded in the same way: `scores - scores.max()`."""
+    behind = {term: flow.behind((term,), _SCALINGS | _SUMS) for term in flow.makers[number]}
+    made = {one for its in behind.values() for one in its}
+    found = sorted(one for one in made if flow.rows[one].is_lower and _is_product(flow.rows[one]))
+    others = [term for term, its in behind.items() if its.isdisjoint(found)]
+    return found if found and flow.behind(others).isdisjoint(found) else None
+
+
+def _sums_of_steps(flow: _Flow, number: int) -> list[int] | None:
+    """Returns the sums that are multiplied in the step after they were made of a product here."""
+    sums = (one for one in flow.makers[number] if flow.rows[one].operation in _SUMS)
+    return [one for one in sums if number in flow.makers[one]] or None
+
+
+def _logarithms_of(flow: _Flow, number: int) -> list[int] | None:
+    logarithms = [one for one, row in enumerate(flow.rows) if row.operation in _LOGARITHMS]
+    return [one for one in logarithms if number in flow.behind(flow.makers[one], _BEFORE_LOGARITHMS)] or None
 
 
 #: The most unusual kinds first. Kinds about wrong results come before those about time.
 _KINDS = (
     _Kind(
+        "rounded difference",
+        lambda row: 2 * row.noticed.get("cancelled", 0) >= row.calls,
+        "{named} leaves little of {other} in {others[0].precision}, and much of that is rounding ({calls}), as in a "
+        "distance or a divergence. Compute the product in float32",
+        mended_by="fp32",
+        others=_coarse_products,
+        mends_others=True,
+    ),
+    _Kind(
+        "rounded difference",
+        lambda row: 2 * row.noticed.get("lost ridges", 0) >= row.calls,
+        "{named} adds to {other} in {others[0].precision} a diagonal that its rounding exceeds, so the sum may have no "
+        "Cholesky factor ({calls}). Compute the product in float32",
+        mended_by="fp32",
+        others=_coarse_products,
+        mends_others=True,
+    ),
+    _Kind(
+        "average",
+        lambda row: row.is_lower and "decays" in row.noticed,
+        "{named} keeps an average in {row.precision}, where small changes get lost ({calls}). Compute it under "
+        "hmp.disable_casts(), of values in float32",
+        mended_by="fp32",
+        others=_sums_of_steps,
+    ),
+    _Kind(
         "rounded counts",
-        _rounds_counts,
+        lambda row: "largest count" in row.noticed and row.operation not in _COUNTS,
         "{named} rounds whole numbers up to {count}, and {lower} counts to {held} only ({calls}). {remedy}",
         mended_by="fp32",
+        others=_lower_makers,
     ),
     _Kind(
         "rounded angles",
-        _noticed("largest angle", _LARGEST_ANGLE),
+        # In bfloat16 the error of a larger angle is more than a sixteenth of a radian.
+        lambda row: row.noticed.get("largest angle", 0) > 32,
         "{named} is given angles up to {angle}{made_by}, which {lower} holds to {error} only ({calls}). {remedy}",
         mended_by="fp32",
-        mends_maker=True,
+        others=_lower_makers,
+        mends_others=True,
     ),
     _Kind(
         "compared counts",
-        _uses_rounded_counts,
+        lambda row: "largest count" in row.noticed and row.operation in _COUNTS,
         "{named} is given whole numbers up to {count}{made_by}, and {lower} counts to {held} only ({calls}). {remedy}",
         mended_by="fp32",
-        mends_maker=True,
+        others=_lower_makers,
+        mends_others=True,
     ),
     _Kind(
         "carried state",
-        _noticed("carried"),
+        lambda row: "carried" in row.noticed,
         "{named} gives what a module keeps from step to step in {lower}, where small changes get lost ({calls}). "
         "Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32",
         mended_by="fp32",
     ),
     _Kind(
         "lower statistics",
-        _noticed("in lower statistics"),
+        lambda row: "in lower statistics" in row.noticed,
         "{named} keeps its running statistics in {lower}, where they stand still ({calls}). "
         "Keep them in float32: call .float() on that module",
     ),
     _Kind(
         "loss in lower precision",
-        _noticed("losses"),
+        lambda row: "losses" in row.noticed,
         "{named} gives the loss in {lower}, and a backward begins there ({calls}). "
         "Compute it in float32: call .float() on what it is computed from",
         mended_by="fp32",
@@ -473,12 +555,22 @@ _KINDS = (
         "{named} is left alone: an input is float64 ({calls}). Convert it to float32 where it is made, with .float()",
     ),
     _Kind(
-        "product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})", mended_by="lower"
+        "product in float32",
+        _is_product_in_float32,
+        "{named} runs in float32: {because}{made_by} ({calls})",
+        mended_by="lower",
+        others=_that_it_follows,
     ),
-    _Kind("no kernel", _has_no_kernel, "{named} runs in float32: {why} ({calls})"),
-    _Kind("protected", _by_reason("protected"), "{named} is left alone {why} ({calls})"),
     _Kind(
-        "disabled", lambda row: row.reason == "disabled" and _is_product(row), "{named} is left alone {why} ({calls})"
+        "no kernel",
+        lambda row: row.reason == "no_kernel" and row.precision == "fp32" and row.operation not in _LOSSES,
+        "{named} runs in float32: {row.why} ({calls})",
+    ),
+    _Kind("protected", _by_reason("protected"), "{named} is left alone {row.why} ({calls})"),
+    _Kind(
+        "disabled",
+        lambda row: row.reason == "disabled" and _is_product(row),
+        "{named} is left alone {row.why} ({calls})",
     ),
     _Kind(
         "not eligible",
@@ -492,312 +584,69 @@ _KINDS = (
     ),
     _Kind(
         "changing weight",
-        lambda row: not row.refused and _casts_weight_anew(row),
+        _casts_weight_anew,
         "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
-        more_than_steps=True,
+        # A trained weight is cast for each step.
+        matters=lambda part, its: max(row.calls for row in part.rows) > its.get("optimizer_steps", 0),
     ),
     _Kind(
         "too small",
         _is_too_small,
         "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls})",
-        least_share=_LEAST_SHARE_OF_SMALL,
         mended_by="fp32",
+        matters=lambda part, _: part.share >= 0.05,
     ),
-    _Kind("as given", _by_reason("as given"), "{named} is left alone: {why} ({calls})"),
+    _Kind("as given", _by_reason("as given"), "{named} is left alone: {row.why} ({calls})"),
     _Kind(
         "scalar",
         _by_reason("scalar"),
-        "{named} is given a number beyond the range of {precision}: the largest one took its place ({calls})",
+        "{named} is given a number beyond the range of {row.precision}: the largest one took its place ({calls})",
     ),
     _Kind(
         "lower loss",
-        _is_loss_in_lower,
-        "{named} is a loss, and runs in {precision}: {listed} ({calls})",
+        lambda row: row.is_lower and row.operation in _LOSSES and not row.is_listed,
+        "{named} is a loss, and runs in {row.precision}: {because}{made_by} ({calls})",
         mended_by="fp32",
+        others=_that_it_follows,
     ),
-    _Kind("elsewhere", _by_reason("elsewhere"), "{named} is left alone: {why} ({calls})"),
+    _Kind("elsewhere", _by_reason("elsewhere"), "{named} is left alone: {row.why} ({calls})"),
+    _Kind(
+        "rounded probabilities",
+        lambda row: row.is_lower and row.operation in ("sigmoid", "softmax"),
+        "{named} gives probabilities in {row.precision} to {other}: those near 0 and 1 are rounded to them, and so is "
+        "the loss ({calls}). Use {instead}, which take no probabilities, or call .float() before",
+        mended_by="fp32",
+        others=_logarithms_of,
+    ),
 )
 
 
-def _rule_of(report: Records, sources: dict[int, list[Edge]], kind: _Kind, numbers: list[int]) -> Mapping[str, str]:
-    """Returns the lines that mend a finding of this kind."""
-    rows = [report.rows[number] for number in numbers]
-    if not kind.mended_by:
-        return {}
-    if kind.mends_maker:
-        makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
-        rows = [maker for maker in makers if maker.is_lower] or rows
-        rows = [row for row in rows if row.operation == rows[0].operation]
-    if any(map(_is_own_choice, rows)):
-        return {}
-    rules = rules_for(rows, kind.mended_by)
-    # A line that holds everywhere would contradict the one that decides now.
-    is_listed = any(row.reason == "list" for row in rows) and kind.mended_by == "lower"
-    return {} if is_listed and rows[0].operation in rules else rules
-
-
-def _mended(kind: str, numbers: list[int], text: str, rows: list[Row]) -> Finding:
-    """Returns a finding that goes if these rows run in float32."""
-    rule = {} if any(map(_is_own_choice, rows)) else rules_for(rows, "fp32")
-    return Finding(kind, tuple(numbers), _core.printable(text + in_words(rule)), rule=rule)
-
-
-def _by_line(report: Records, numbers: Iterable[int]) -> list[list[int]]:
-    """Groups the rows of one operation at one line, whichever module ran. The most expensive group comes first."""
-    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for number in numbers:
-        row = report.rows[number]
-        groups[row.operation, row.file, row.line, row.reason].append(number)
-
-    def cost(group: list[int]) -> tuple[float, int]:
-        rows = [report.rows[number] for number in group]
-        return _seconds(rows), sum(row.calls for row in rows)
-
-    return sorted(groups.values(), key=cost, reverse=True)
-
-
-def _sources(report: Records) -> dict[int, list[Edge]]:
-    """Returns for each row the edges from rows whose results went into it in most of the calls. An edge of few calls
-    means little: a new tensor may be mistaken for an earlier one that had the same memory."""
-    found = defaultdict(list)
-    for edge in report.edges:
-        if 2 * edge.calls >= min(report.rows[edge.source].calls, report.rows[edge.target].calls):
-            found[edge.target].append(edge)
-    return found
-
-
-def _given_by(report: Records, sources: dict[int, list[Edge]], numbers: list[int]) -> str:
-    """Names the row that made the input whose precision an operation follows."""
-    row = report.rows[numbers[0]]
-    if row.reason not in ("first_input", "widest"):
-        return ""
-    makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
-    same = [maker for maker in makers if maker.precision == row.precision]
-    return f", made by {_named(same[:1])}" if same else ""
-
-
-def _of_values(report: Records, sources: dict[int, list[Edge]], numbers: list[int]) -> dict[str, str]:
-    """Returns the words about the noticed values, for the text of a kind."""
-    rows = [report.rows[number] for number in numbers]
-    makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
-    lower = [maker for maker in makers if maker.is_lower]
-    bits = 11 if _lower(report, rows[0]) == "fp16" else 8
-    angle = max(row.noticed.get("largest angle", 0) for row in rows)
-    by_list = any(one.reason == "list" and one.is_lower and not _is_product(one) for one in (rows[0], *lower))
-    other = ', or start from preset="recommended"' if by_list else ""
-    return {
-        "count": f"{max(row.noticed.get('largest count', 0) for row in rows):,.0f}",
-        "held": f"{2**bits:,}",
-        "angle": f"{angle:,.0f}",
-        "error": f"{angle / 2 ** (bits + 1):.2g} radians",
-        "made_by": f", made by {_named(lower[:1])}" if lower else "",
-        "casts": _percent(_share_of(sum(row.cast_seconds or 0.0 for row in rows), _seconds(rows))),
-        "remedy": f"Compute it under hmp.disable_casts(){other}",
-    }
-
-
-def _lower(report: Records, row: Row) -> str:
-    """Returns the lower precision that a finding is about."""
-    return row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
-
-
-#: Operations that multiply by a number or turn the sign, and sums: their names in reports.
-_SCALINGS = frozenset(("div", "neg", "truediv", *(name.strip("_") for name in ops.observed.DECAYS)))
-_SUMS = frozenset(name.strip("_") for name in ops.observed.SUMS)
-
-#: Operations that return probabilities, and those that take the logarithm of their input.
-_PROBABILITIES = ("sigmoid", "softmax")
-_LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")
-#: Operations that may stand in between: they add a small number, or limit the values.
-_BETWEEN = ("add", "clamp", "clamp_max", "clamp_min", "clip", "radd", "rsub", "sub")
-
-
-def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
-    """Finds probabilities in lower precision that go into a logarithm: those next to 1 become 1, and their loss 0."""
-    after: dict[int, Row] = {}
-    for number in list(sources):
-        if report.rows[number].operation not in _LOGARITHMS:
-            continue
-        makers = [edge.source for edge in sources[number]]
-        makers += [
-            edge.source for maker in makers if report.rows[maker].operation in _BETWEEN for edge in sources[maker]
-        ]
-        for maker in makers:
-            if report.rows[maker].is_lower and report.rows[maker].operation in _PROBABILITIES:
-                after[maker] = report.rows[number]
-    found = []
-    for numbers in _by_line(report, after):
-        rows, logarithm = [report.rows[number] for number in numbers], after[numbers[0]]
-        instead = "log_softmax" if rows[0].operation == "softmax" else "binary_cross_entropy_with_logits or logsigmoid"
-        text = (
-            f"{_named(rows)} gives probabilities in {rows[0].precision} to {_named([logarithm])}: those near 0 and 1 "
-            f"are rounded to them, and so is the loss ({_weight(report, rows)}). Use {instead}, which take no "
-            "probabilities, or call .float() before"
+def _of_environment(report: Records) -> Iterator[Finding]:
+    """Finds optimizers whose weights, gradients or state are in lower precision, and losses where no row says so."""
+    environment = report.environment
+    for optimizer, what in (environment.get("lower_state") or {}).items():
+        yield _finding(
+            "lower weights",
+            f"{optimizer} steps {what}: small updates get lost there. Keep the model in float32: the lists lower what "
+            "is computed with its weights",
         )
-        found.append(_mended("rounded probabilities", numbers, text, rows))
-    return found
-
-
-#: What a sum may do to a product in lower precision, by what is noticed of its values.
-_SPOILED = {
-    "cancelled": "leaves little of {made}, and much of that is rounding ({calls}), as in a distance or a divergence",
-    "lost ridges": "adds to {made} a diagonal that its rounding exceeds, so the sum may have no Cholesky factor "
-    "({calls})",
-}
-
-
-def _rounded_differences(report: Records, sources: dict[int, list[Edge]]) -> Iterator[Finding]:
-    """Finds sums for which a product in lower precision is too coarse: distances by a² + b² - 2ab, Gram matrices."""
-    for noticed, words in _SPOILED.items():
-        yield from _spoiled(report, sources, noticed, words)
-
-
-def _spoiled(report: Records, sources: dict[int, list[Edge]], noticed: str, words: str) -> Iterator[Finding]:
-    products: dict[int, list[int]] = {}
-    for number, row in enumerate(report.rows):
-        if 2 * row.noticed.get(noticed, 0) < row.calls:
-            continue
-        terms = {edge.source for edge in sources[number]}
-        lower = {one for term in terms for one in _products_behind(report, sources, term)}
-        others = {term for term in terms if not _products_behind(report, sources, term)}
-        # If the other term is made of the product too, both are rounded in the same way: `scores - scores.max()`.
-        if lower and not lower & _behind(sources, others):
-            products[number] = sorted(lower)
-    for numbers in _by_line(report, products):
-        rows = [report.rows[number] for number in numbers]
-        made = [report.rows[one] for number in numbers for one in products[number]]
-        made = [one for one in made if one.operation == made[0].operation]
-        what = words.format(made=f"{_named(made[:1])} in {made[0].precision}", calls=_weight(report, rows))
-        text = f"{_named(rows)} {what}. Compute the product in float32"
-        yield _mended("rounded difference", numbers, text, made)
-
-
-def _products_behind(report: Records, sources: dict[int, list[Edge]], term: int) -> list[int]:
-    """Returns the products in lower precision that a term is, or a multiple or a sum of."""
-    found, waiting = [], [term]
-    for number in waiting:
-        row = report.rows[number]
-        if row.is_lower and _is_product(row):
-            found.append(number)
-        elif row.operation in _SCALINGS | _SUMS:
-            waiting += [edge.source for edge in sources[number] if edge.source not in waiting]
-    return found
-
-
-def _behind(sources: dict[int, list[Edge]], terms: set[int]) -> set[int]:
-    """Returns the rows of which these terms are made, in a few steps."""
-    found = set(terms)
-    for _ in range(3):
-        found |= {edge.source for number in found for edge in sources[number]}
-    return found
-
-
-def _averages(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
-    """Finds averages in lower precision that a script keeps in a variable: the sum of one step is multiplied by a
-    number next to 1 in the next step."""
-    kept: dict[int, Row] = {}
-    for number, row in enumerate(report.rows):
-        sums = [edge.source for edge in sources[number] if report.rows[edge.source].operation in _SUMS]
-        if row.is_lower and row.noticed.get("decays"):
-            kept.update((number, report.rows[one]) for one in sums if number in {edge.source for edge in sources[one]})
-    found = []
-    for numbers in _by_line(report, kept):
-        rows = [report.rows[number] for number in numbers]
-        text = (
-            f"{_named(rows)} keeps an average in {rows[0].precision}, where small changes get lost "
-            f"({_weight(report, rows)}). Compute it under hmp.disable_casts(), of values in float32"
-        )
-        found.append(_mended("average", numbers, text, rows))
-    return found
-
-
-def _lower_weights(report: Records) -> list[Finding]:
-    """Finds optimizers whose weights, gradients or state are in lower precision."""
-    found: Mapping[str, str] = report.environment.get("lower_state") or {}
-    advice = (
-        "small updates get lost there. Keep the model in float32: the lists lower what is computed with its weights"
-    )
-    texts = [f"{optimizer} steps {what}: {advice}" for optimizer, what in found.items()]
-    updates = report.environment.get("lower_updates", 0)
-    if updates > 1 and not report.environment.get("optimizer_steps"):  # one may merge or prune
-        texts.append(
+    updates = environment.get("lower_updates", 0)
+    if updates > 1 and not environment.get("optimizer_steps"):  # one may merge or prune
+        yield _finding(
+            "lower weights",
             f"Values in lower precision were written into weights in float32 ({_count(updates, 'call')}): if that is "
-            "the step of an optimizer of your own, put it under `with hmp.disable_casts():`"
+            "the step of an optimizer of your own, put it under `with hmp.disable_casts():`",
         )
-    return [Finding("lower weights", (), _core.printable(text)) for text in texts]
+    is_told = any("losses" in row.noticed for row in report.rows)
+    for place, precision in () if is_told else (environment.get("lower_losses") or {}).items():
+        yield _finding(
+            "loss in lower precision",
+            f"The loss is in {precision} where a backward begins, at {place}. Compute it in float32: call .float() on "
+            "what it is computed from",
+        )
 
 
-def _lower_losses(report: Records) -> list[Finding]:
-    """Finds losses in lower precision, where no row says what made them."""
-    found: Mapping[str, str] = report.environment.get("lower_losses") or {}
-    if any(row.noticed.get("losses") for row in report.rows):
-        return []
-    texts = (
-        f"The loss is in {precision} where a backward begins, at {place}. Compute it in float32: call .float() on what "
-        "it is computed from"
-        for place, precision in found.items()
-    )
-    return [Finding("loss in lower precision", (), _core.printable(text)) for text in texts]
-
-
-def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
-    """Finds calls between neighbours of the other precision: their input is cast, and their result is cast back. The
-    advice to lower a call is given only if it saves a hundredth of all time."""
-    least = _LEAST_SHARE * _seconds(report.main_rows)
-    ins, outs = defaultdict(list), defaultdict(list)
-    for edges in sources.values():
-        for edge in edges:
-            if edge.casts:
-                ins[edge.target].append(edge)
-                outs[edge.source].append(edge)
-    between = []
-    for number, row in enumerate(report.rows):
-        before = [edge.source for edge in ins[number] if _are_opposite(row, report.rows[edge.source])]
-        after = [edge for edge in outs[number] if _are_opposite(row, report.rows[edge.target])]
-        if row.precision == "unchanged" or not before or not after:
-            continue
-        saves = (row.cast_seconds or 0.0) + sum(_part(report.rows[edge.target], edge.casts) for edge in after)
-        # A product should stay lower; so should any operation that takes longer than the casts around it.
-        if row.is_lower and (_is_product(row) or saves < (row.seconds or 0.0)):
-            continue
-        if _is_own_choice(row) or not (row.is_lower or _may_be_lowered(row)):
-            continue
-        between.append((number, before[0], after[0].target, saves))
-    found = []
-    for numbers in _by_line(report, [one[0] for one in between]):
-        parts = [one for one in between if one[0] in numbers]
-        saves = sum(one[3] for one in parts)
-        if saves < least and not report.rows[numbers[0]].is_lower:
-            continue
-        rows = [report.rows[number] for number in numbers]
-        rule = rules_for(rows, "fp32" if rows[0].is_lower else "lower")
-        text = _core.printable(_ping_pong_text(report, parts, saves) + in_words(rule))
-        found.append(Finding("ping-pong", tuple(numbers), text, saves, rule))
-    return sorted(found, key=lambda one: -(one.saves or 0.0))
-
-
-def _are_opposite(row: Row, neighbour: Row) -> bool:
-    return neighbour.precision == "fp32" if row.is_lower else neighbour.is_lower
-
-
-def _part(row: Row, casts: int) -> float:
-    """Returns the seconds that this many of a row's casts take."""
-    return (row.cast_seconds or 0.0) * min(1.0, casts / row.casts) if row.casts else 0.0
-
-
-def _ping_pong_text(report: Records, parts: list[tuple[int, int, int, float]], saves: float) -> str:
-    number, before, after, _ = parts[0]
-    row, first, last = report.rows[number], report.rows[before], report.rows[after]
-    rows = [report.rows[one[0]] for one in parts]
-    risk = "" if row.is_lower else f"; {_RISKS.get(row.operation, 'its result is then rounded to it')}"
-    return (
-        f"{_named(rows)} runs in {row.precision} ({_because(row)}) between {first.operation} and {last.operation} in "
-        f"{first.precision}. Casts there and back take {_time(saves)}: they go if it runs in {first.precision} too"
-        f"{risk}"
-    )
-
-
-#: The risk of each operation when it runs in lower precision.
+#: What is lost if an operation runs in lower precision.
 _RISKS = {
     "add": "a residual sum then loses small terms",
     "layer_norm": "its statistics stay in float32, its result is rounded to it",
@@ -807,59 +656,39 @@ _RISKS = {
 }
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+def _ping_pongs(report: Records, flow: _Flow) -> list[Finding]:
+    """Finds calls between neighbours of the other precision: their input is cast, and their result is cast back. The
+    advice to lower a call is given only if it saves a hundredth of all time."""
+    rows = report.rows
+    before: dict[int, Row] = {}
+    after: dict[int, Row] = {}
+    saved = [row.cast_seconds or 0.0 for row in rows]
+    for edge in flow.edges:
+        pair = source, target = rows[edge.source], rows[edge.target]
+        if edge.casts and any(one.is_lower for one in pair) and any(one.precision == "fp32" for one in pair):
+            before.setdefault(edge.target, source)
+            after.setdefault(edge.source, target)
+            saved[edge.source] += (target.cast_seconds or 0.0) * min(1.0, edge.casts / max(1, target.casts))
 
+    def is_odd(number: int) -> bool:
+        row = rows[number]
+        if not row.is_lower:
+            return _may_be_lowered(row)
+        # A product should stay lower; so should any operation that takes longer than the casts around it.
+        return not _is_product(row) and saved[number] >= (row.seconds or 0.0) and not _is_own_choice(row)
 
-def _named(rows: list[Row]) -> str:
-    return f"{rows[0].operation}{_backward(rows[0])}{_at(rows)}"
-
-
-def _backward(row: Row) -> str:
-    return " in a backward" if row.phase == "backward" else ""
-
-
-def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> str:
-    """Returns the place of the most expensive row, and its module, or the number of modules at that line."""
-    row = max(rows, key=lambda one: (one.seconds or 0.0, one.calls))
-    modules = list(dict.fromkeys(one.module for one in rows if one.module))
-    named = modules[0] if len(modules) == 1 else f"{len(modules)} modules" if modules else ""
-    if row.place:
-        return before + row.place + (f" ({named})" if named and with_modules else "")
-    return f" in {named}" if named and with_modules else ""
-
-
-def _weight(report: Records, rows: list[Row]) -> str:
-    """Returns the number of calls, and their share of all time."""
-    size, of_time = _size(report, rows)
-    share = _share_of(size, report.size[0])
-    return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")
-
-
-def _calls(rows: Iterable[Row]) -> str:
-    return _count(sum(row.calls for row in rows), "call")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"
-
-
-def _share_of(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else "less than 1 %"
-
-
-def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.2f} s"
-        if seconds >= 1
-        else f"{1e3 * seconds:.2f} ms"
-        if seconds >= 1e-3
-        else f"{1e6 * seconds:.0f} µs"
-    )
+    found = []
+    least = 0.01 * _Part(report, report.main_rows).seconds
+    for part in _by_line(report, filter(is_odd, sorted(before.keys() & after.keys()))):
+        row, number = part.rows[0], part.numbers[0]
+        saves, other = sum(saved[one] for one in part.numbers), before[number].precision
+        if row.is_lower or saves >= least:
+            risk = "" if row.is_lower else f"; {_RISKS.get(row.operation, 'its result is then rounded to it')}"
+            text = (
+                f"{_named(part.rows)} runs in {row.precision} ({_because(row)}) between {before[number].operation} and "
+                f"{after[number].operation} in {other}. Casts there and back take {_time(saves)}: they go if it runs "
+                f"in {other} too{risk}"
+            )
+            rule = _rule_for(part.rows, "fp32" if row.is_lower else "lower")
+            found.append(_finding("ping-pong", text, rule, rows=part.numbers, saves=saves))
+    return sorted(found, key=lambda one: -(one.saves or 0.0))

@@ -13,9 +13,10 @@ from typing import Any, TextIO, TypeVar
 
 from habana_mp.common.computed_once import computed_once
 from habana_mp.reporting import pictures
-from habana_mp.reporting.findings import Finding, findings_of, first_lines
+from habana_mp.reporting.findings import findings_of, first_lines
 from habana_mp.reporting.page import FORMAT, VERSION, html_page
 from habana_mp.reporting.records import CachedWeights, Edge, ModuleRow, Records, Row, line_of_range
+from habana_mp.reporting.remedies import Finding
 
 _Path = str | os.PathLike[str]
 
@@ -90,7 +91,7 @@ class Report(Records):
             "edges": [
                 {"from": one.source, "to": one.target, "calls": one.calls, "casts": one.casts} for one in self.edges
             ],
-            "findings": [one.to_dict() for one in self.findings],
+            "findings": [one.to_dict("kind", "rows", "text", "saves", "rule") for one in self.findings],
             "weights": asdict(self.weights),
         }
 

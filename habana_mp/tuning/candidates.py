@@ -60,7 +60,7 @@ class Candidates:
             if row.operation in operations and row.module is None:
                 found[row.operation] = (len(ranks) + 1, row.operation)
             elif row.operation in operations:
-                for line in rules_for([row], "fp32"):
+                for line in rules_for(row.operation, [row.module], "fp32"):
                     found.setdefault(line, (ranks.get((row.operation, row.module or ""), len(ranks)), line))
         return sorted(found, key=lambda line: found[line])
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from habana_mp import Report, Row, _core, hmp
-from habana_mp.reporting.findings import Finding
+from habana_mp.reporting.remedies import Finding
 from helpers.lists import Converter
 from helpers.watching import marked_line
 
