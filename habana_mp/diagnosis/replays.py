@@ -7,8 +7,6 @@ outermost module that holds it is recorded, with copies of all its tensors. Othe
 from __future__ import annotations
 
 import copy
-import random as random_of_python
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -20,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
-from habana_mp.diagnosis.outcomes import Outcome
+from habana_mp.diagnosis.outcomes import Run
 from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
@@ -49,22 +47,6 @@ _MOST_OUTPUTS = 64
 
 class _StepEnds(BaseException):
     """Raised when the optimizer's step begins, since a replay does not run it."""
-
-
-class _AllRandomStates:
-    """The states of all random numbers that a step may use."""
-
-    def __init__(self) -> None:
-        self._torch = RandomState()
-        self._python = random_of_python.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else (numpy.random, numpy.random.get_state())
-
-    def restore(self) -> None:
-        self._torch.restore()
-        random_of_python.setstate(self._python)
-        if self._numpy is not None:
-            self._numpy[0].set_state(self._numpy[1])
 
 
 class _Tensor:
@@ -151,7 +133,7 @@ class Replays:
         self._compares_outputs = compares_outputs
         self._is_looking = False
         self._threads = StepThreads()
-        self._random = _AllRandomStates()
+        self._random = RandomState()
         self._known: set[int] = set()
         #: The recorded modules. They are held so that no other object gets the same identity.
         self._modules: list[torch.nn.Module] = []
@@ -244,11 +226,11 @@ class Replays:
                 self._module_is_used(module)
         self._restore()
 
-    def run(self, observer: Observer) -> Outcome:
+    def run(self, observer: Observer) -> Run:
         """Runs the step once."""
         return self._run(observer, nullcontext())
 
-    def _run(self, observer: Observer, uses: AbstractContextManager[Any]) -> Outcome:
+    def _run(self, observer: Observer, uses: AbstractContextManager[Any]) -> Run:
         self._restore()
         self._loss, self._has_gradient, self._outputs = None, False, []
         self._is_looking = self._skipped == 0
@@ -297,8 +279,9 @@ class Replays:
                         self._run_backward(returned)
                 except _StepEnds:
                     pass
-            with observer.paused(), apart():
-                return self._outcome(returned)
+            with apart():
+                self._add_values(observer.run, returned)
+            return observer.run
         finally:
             begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
             for one in handles:
@@ -453,21 +436,19 @@ class Replays:
 
     # ---- the outcome -------------------------------------------------------------------------------------------------
 
-    def _outcome(self, returned: Any) -> Outcome:
-        found = Outcome()
+    def _add_values(self, run: Run, returned: Any) -> None:
         if self._loss is not None and self._loss.numel() == 1:
-            found.loss = float(self._loss)
+            run.loss = float(self._loss)
         for name, weight in self._weights.items():
-            found.add_gradient(name, weight)
+            run.add_gradient(name, weight.grad)
         for one in self._tensors:
             now = one.now()
             if isinstance(now, torch.Tensor):
-                found.add_state(one.name, one.values, now.detach())
+                run.add_state(one.name, one.values, now.detach())
         loss = _loss_in(returned)
-        found.add_returned([one for one in tensors_of(returned) if one is not loss])
+        run.add_returned([one for one in tensors_of(returned) if one is not loss])
         if not self._has_gradient:
-            found.add_returned(self._outputs)
-        return found
+            run.add_returned(self._outputs)
 
 
 def _loss_in(returned: Any) -> torch.Tensor | None:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from habana_mp.diagnosis.diagnosis import ProgressLine, look
-from habana_mp.diagnosis.observing import Samples
-from habana_mp.diagnosis.runs import Repetition, Run, RunMode
+from habana_mp.diagnosis.outcomes import Run, RunMode
 from habana_mp.run.command import parsed
 from habana_mp.run.options import Conversion, absolute, add_arguments, options_given, whole_number
 from habana_mp.run.script import Script
@@ -42,7 +41,6 @@ class Job:
     #: The steps of optimizers before the one that is looked at.
     skipped: int
     mode: RunMode
-    samples: Samples
 
 
 class ScriptFailedError(Exception):
@@ -102,6 +100,9 @@ class RunsOfScript:
     """The runs of a step of a script, each in a process of its own."""
 
     compiles = False
+    advice = (
+        "the script must do the same each time it runs; set its seeds, and switch off what follows the time or threads"
+    )
 
     def __init__(
         self,
@@ -116,15 +117,11 @@ class RunsOfScript:
         self._conversion, self._words, self._is_module = conversion, tuple(words), is_module
         self._skipped, self._folder = skipped, folder
         self._variables = variables or {}
-        self._repetition = Repetition(
-            "the script must do the same each time it runs; set its seeds, and switch off what follows the time or "
-            "threads"
-        )
 
-    def run(self, mode: RunMode, samples: Samples) -> Run:
+    def run(self, mode: RunMode) -> Run:
         job, result, output = (self._folder / name for name in ("job", "result", "output"))
         result.unlink(missing_ok=True)
-        job.write_bytes(pickle.dumps(Job(self._conversion, self._words, self._is_module, self._skipped, mode, samples)))
+        job.write_bytes(pickle.dumps(Job(self._conversion, self._words, self._is_module, self._skipped, mode)))
         with output.open("wb") as file:
             status = subprocess.run(
                 [sys.executable, "-m", "habana_mp.run.diagnosed_script", str(job), str(result)],
@@ -138,5 +135,4 @@ class RunsOfScript:
             why = "ended before that step began" if status == 0 else f"failed (exit status {status})"
             raise ScriptFailedError(f"the script {why}; the last lines that it printed:\n{printed}")
         run: Run = pickle.loads(result.read_bytes())
-        self._repetition.check(run)
         return run

@@ -15,8 +15,8 @@ import torch
 
 from habana_mp import hmp
 from habana_mp.diagnosis.diagnosis import diagnosed_process
+from habana_mp.diagnosis.observing import observer_of
 from habana_mp.diagnosis.replays import Replays
-from habana_mp.diagnosis.runs import observer_of, run_of
 from habana_mp.diagnosis.sites import Locator
 from habana_mp.run.diagnose import Job
 from habana_mp.run.script import Script
@@ -33,11 +33,11 @@ def main(job_path: str, result_path: str) -> None:
             script.run()
 
     replays = Replays(step, skipped=job.skipped, compares_outputs=True)
-    observer = observer_of(job.mode, Locator(), job.samples)
+    observer = observer_of(job.mode, Locator())
     with diagnosed_process(), replays.from_same_state():
-        outcome = replays.run(observer)
+        run = replays.run(observer)
     if replays.has_looked:
-        Path(result_path).write_bytes(pickle.dumps(run_of(observer, outcome)))
+        Path(result_path).write_bytes(pickle.dumps(run))
     hmp.restore()
 
 

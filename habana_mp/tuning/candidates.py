@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from habana_mp import ops
 from habana_mp.diagnosis.search import ranked
-from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.remedies import rules_for
 
@@ -20,10 +20,7 @@ Suspect = tuple[str, str]
 
 def suspects_among(sites: Sequence[Site]) -> list[Suspect]:
     """Returns the places of these sites, the most suspected first."""
-    by_line: dict[Line, list[Site]] = {}
-    for site in sites:
-        by_line.setdefault(site.where, []).append(site)
-    return [(line.operation, site.module) for line in ranked(by_line) for site in by_line[line]]
+    return [(line.operation, site.module) for line, its in ranked(sites).items() for site in its]
 
 
 class Candidates:
