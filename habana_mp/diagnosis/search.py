@@ -18,6 +18,8 @@ Progress = Callable[[str], None]
 
 #: The largest number of runs with lines in float32.
 _MOST_RUNS = 20
+#: Lines are findings if float32 there reduces a deviation by this multiple of the allowed deviation.
+_LEAST_GAIN = 0.5
 
 
 class _NoRunLeftError(Exception):
@@ -50,11 +52,14 @@ class Search:
             needed = frozenset(minimal_set(list(lines), mends) or ())
         except _NoRunLeftError:  # lines may be left that are unnecessary
             needed = min(filter(mends, tried), key=len, default=frozenset())
+        before, after = (self._tolerances.excess(tried[one]) for one in (frozenset[Line](), needed))
+        if all(one - after.get(what, one) < _LEAST_GAIN for what, one in before.items() if one > 1):
+            return []
         found = []
         for line in needed:
             without = tried.get(needed - {line}, self._found)
-            after, sums = self._with_sum_if_enough(lines[line], needed - {line}, tried[needed], progress)
-            found.append(self._finding(lines[line], without, after, step, is_one_of=len(needed) > 1, sums=sums))
+            mended, sums = self._with_sum_if_enough(lines[line], needed - {line}, tried[needed], progress)
+            found.append(self._finding(lines[line], without, mended, step, is_one_of=len(needed) > 1, sums=sums))
         return sorted(found, key=lambda one: -one.effect)
 
     def _with_sum_if_enough(
