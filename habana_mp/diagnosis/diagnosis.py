@@ -19,15 +19,13 @@ from typing import Any
 
 import torch
 
-from habana_mp.diagnosis.compiled import CompiledSearch
 from habana_mp.diagnosis.findings import EMULATION, OperationRow, row_of
-from habana_mp.diagnosis.observing import PRODUCTS
-from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
+from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
 from habana_mp.diagnosis.page import html_page
 from habana_mp.diagnosis.replays import Replays, Step
-from habana_mp.diagnosis.runs import Run, RunMode, Runs, RunsHere, lowest_of
-from habana_mp.diagnosis.search import Progress, Search
-from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.diagnosis.runs import Runs, RunsHere, lowest_of
+from habana_mp.diagnosis.search import CompiledSearch, Progress, Search
+from habana_mp.diagnosis.sites import PRODUCTS, Site
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.eager_mode import EagerMode
 from habana_mp.reporting.ranks import gathered, own_rank
@@ -246,26 +244,22 @@ class ProgressLine:
 def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     """Returns the diagnosis of one step."""
     progress("in float32")
-    reference = runs.run(RunMode(), {})
-    exact = reference.outcome
+    exact = runs.run(RunMode())
     progress("as it is, beside float32")
-    measured = runs.run(RunMode(measures=True), reference.samples)
-    reference.samples.clear()
-    sites, lowered = measured.sites, measured.outcome
-    compiled, of_compiled = Run(lowered), {}
+    lowered = runs.run(RunMode(beside=exact.samples))
+    exact.samples.clear()
+    sites = lowered.sites
+    compiled, of_compiled = lowered, {}
     if runs.compiles and sites:
         progress("compiled")
-        compiled = runs.run(RunMode(compiled=True, lines=frozenset()), {})
-        if lowered.is_finite or compiled.outcome.is_finite:
-            of_compiled = deviations(compiled.outcome, lowered)
+        compiled = runs.run(RunMode(compiled=True, lines=frozenset()))
+        if lowered.is_finite or compiled.is_finite:
+            of_compiled = deviations(compiled, lowered)
     ordered = sorted(sites, key=lambda one: -abs(one.effect))
     rows = tuple(row_of(one, is_unrounded=compiled.leaves_unrounded(one)) for one in ordered)
-    found = deviations(lowered, exact)
-    rounding = RunMode(rounded=lowest_of(sites), rounded_lines=_lowered_products(sites))
-    lower = rounding.rounded if rounding.rounded_lines else None
-    tolerances = Tolerances(exact, [], lower)
+    found, tolerances = deviations(lowered, exact), Tolerances()
     if max(worst(tolerances.excess(found)), worst(tolerances.excess(of_compiled))) > 1 and exact.is_finite:
-        tolerances = Tolerances(exact, _noise(runs, exact, rounding, progress), lower)
+        tolerances = Tolerances(_noise(runs, exact, sites, progress))
     excess, compiled_excess = tolerances.excess(found), tolerances.excess(of_compiled)
     findings: list[Finding] = []
     search = Search(runs, exact, tolerances, found)
@@ -286,27 +280,23 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     )
 
 
-def _noise(runs: Runs, exact: Outcome, rounding: RunMode, progress: Progress) -> list[Outcome]:
-    """Returns outcomes in float32 whose lowered weights are disturbed by one rounding. One outcome adds the rounding
+def _noise(runs: Runs, exact: Run, sites: Sequence[Site], progress: Progress) -> list[Deviations]:
+    """Returns the deviations in float32 if the lowered weights are disturbed by one rounding. One run adds the rounding
     errors and the other subtracts them, since a choice between experts may change in only one of the two. Raises
     ValueError if the step does other things each time.
     """
     progress("in float32 again")
-    if worst(deviations(runs.run(RunMode(), {}).outcome, exact)) > _MOST_OF_REPETITION:
+    if worst(deviations(runs.run(RunMode()), exact)) > _MOST_OF_REPETITION:
         raise ValueError(
-            "the step gives other values when it runs again in float32, so nothing can be told from its runs: it must "
-            "do the same each time, with the batch, counters and generators of random numbers of its own set anew in it"
+            "the step gives other values when it runs again in float32, so nothing can be told from its runs: "
+            f"{runs.advice}"
         )
     made = []
+    products = frozenset(one.where for one in sites if one.values and one.where.operation in PRODUCTS)
     for sign in (1, -1):
         progress("in float32, with weights that are disturbed by their rounding")
-        made.append(runs.run(replace(rounding, sign=sign), {}).outcome)
+        made.append(deviations(runs.run(RunMode(disturbed=products, sign=sign, lower=lowest_of(sites))), exact))
     return made
-
-
-def _lowered_products(sites: Sequence[Site]) -> frozenset[Line]:
-    """Returns the lines whose weights are rounded to the lower precision."""
-    return frozenset(one.where for one in sites if one.values and one.where.operation in PRODUCTS)
 
 
 def _of_ranks(found: Sequence[Diagnosis]) -> Diagnosis:

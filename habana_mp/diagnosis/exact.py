@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 
 from habana_mp import ops
+from habana_mp.ops.operation import Castable
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.pytree import tree_map
 from habana_mp.reporting.judging import tensors_in
@@ -38,70 +41,56 @@ def may_be_random(operation: str) -> bool:
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def repeatable(operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def with_tensors(change: _Change, values: Any) -> Any:
+    """Returns arguments with each tensor changed."""
+    return tree_map(lambda one: change(one) if isinstance(one, torch.Tensor) else one, values)
+
+
+def in_float32(values: Any, other: _Change = as_it_is) -> Any:
+    """Returns arguments with each tensor of a lower precision in float32, still tracked by autograd. Applies ``other``
+    to the other tensors."""
+    return with_tensors(lambda one: one.float() if is_lower(one) else other(one), values)
+
+
+def repeatable(operation: str, arguments: Arguments) -> Arguments:
     """Returns the arguments for another call, with copies of those that the operation may update (running
     statistics)."""
-    castable = ops.arguments_of(operation)
-    if castable is None:
-        return arguments, keywords
-    return (
-        tuple(one if i in castable.positions else _copied(one) for i, one in enumerate(arguments)),
-        {key: _copied(one) if key in castable.kept_keywords else one for key, one in keywords.items()},
+    return _changed(
+        ops.arguments_of(operation), arguments, as_it_is, lambda one: one if one.requires_grad else one.clone()
     )
 
 
-def _copied(value: Any) -> Any:
-    is_updated = isinstance(value, torch.Tensor) and not value.requires_grad
-    return value.clone() if is_updated else value
-
-
-def detached_in_float32(arguments: Arguments) -> Arguments:
-    """Returns arguments with each tensor detached, in float32 if its precision is lower."""
-
-    def detached(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().float() if is_lower(value) else value.detach()
-
-    mapped: Arguments = tree_map(detached, arguments)
-    return mapped
-
-
-def in_float32(value: Any, other: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
-    """Returns an argument with each tensor of a lower precision in float32, still tracked by autograd. Applies
-    ``other`` to the other tensors."""
-
-    def raised(one: Any) -> Any:
-        if not isinstance(one, torch.Tensor):
-            return one
-        return one.float() if is_lower(one) else other(one)
-
-    return tree_map(raised, value)
-
-
-def with_rounded_operands(
-    operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any], to: torch.dtype
-) -> Arguments:
+def with_rounded_operands(operation: str, arguments: Arguments, to: torch.dtype) -> Arguments:
     """Returns the arguments of a product with its operands in lower precision; what is added stays as it is."""
     castable = ops.operands_of(operation)
+    return _changed(castable, arguments, lambda one: one.to(to) if one.dtype == torch.float32 else one, as_it_is)
 
-    def rounded(value: Any) -> Any:
-        is_float32 = isinstance(value, torch.Tensor) and value.dtype == torch.float32
-        return value.to(to) if is_float32 else value
 
-    if castable is None:
-        mapped: Arguments = tree_map(rounded, (arguments, keywords))
-        return mapped
+def _changed(castable: Castable | None, arguments: Arguments, change: _Change, change_others: _Change) -> Arguments:
+    """Returns the arguments, changed in one way if they may be cast (None: all of them), and otherwise in another."""
+
+    def changed(key: int | str, value: Any) -> Any:
+        is_castable = castable is None or (
+            key in castable.positions if isinstance(key, int) else key not in castable.kept_keywords
+        )
+        return with_tensors(change if is_castable else change_others, value)
+
+    by_place, by_name = arguments
     return (
-        tuple(tree_map(rounded, one) if i in castable.positions else one for i, one in enumerate(arguments)),
-        {name: one if name in castable.kept_keywords else tree_map(rounded, one) for name, one in keywords.items()},
+        tuple(changed(place, one) for place, one in enumerate(by_place)),
+        {name: changed(name, one) for name, one in by_name.items()},
     )
 
 
 class RandomState:
-    """The state of torch's random numbers, on the CPU and on the devices in use."""
+    """The state of random numbers: torch's on the CPU and on the devices in use, Python's and NumPy's."""
 
     def __init__(self) -> None:
         self._cpu = torch.random.get_rng_state()
@@ -110,11 +99,17 @@ class RandomState:
             if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's has no types
             else None
         )
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else (numpy.random, numpy.random.get_state())
 
     def restore(self) -> None:
         torch.random.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            self._numpy[0].set_state(self._numpy[1])
 
 
 @contextmanager

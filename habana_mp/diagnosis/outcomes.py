@@ -1,26 +1,25 @@
-"""The outcome of a run of a step: the loss, the gradients, the changed state, and the returned values."""
+"""The way in which a step runs, what such a run gave, and how much two runs may deviate from each other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from habana_mp.diagnosis.exact import LOWER, apart, tensors_of
-from habana_mp.diagnosis.measuring import sample
+from habana_mp.diagnosis.exact import apart
+from habana_mp.diagnosis.sites import PRODUCTS, Line, Place, Samples, Site, sample
+from habana_mp.patches.torch.compiled_runs import Lines
 
 #: This many values of a gradient, a state or a returned value are compared.
 _SAMPLES = 1 << 16
 
-#: An error of a gradient, a value, a state or the loss below this share is allowed, however small the model's own noise
-#: is.
-_OF_GRADIENT = 0.17
-_OF_VALUE = 0.05
-_OF_STATE = 0.1
-_OF_LOSS = 0.015
+_GRADIENT, _STATE = "the gradient of ", "the new value of "
+
+#: An error of the loss, a gradient, a state or another value below this share is allowed, however small the model's own
+#: noise is.
+_ALLOWED = {"the loss": 0.015, _GRADIENT: 0.17, _STATE: 0.1, "": 0.05}
 #: A gradient counts as small if it is a smaller part of all gradients.
 _LEAST_PART = 0.02
 #: A deviation of this many times the noise is allowed.
@@ -34,119 +33,121 @@ _LEAST_TIMES_NOISE = 3.0
 WORST = 1e6
 
 
+@dataclass(frozen=True)
+class RunMode:
+    """The way to run a step: in mixed precision with a comparison to float32, in mixed precision with compiled
+    functions, or in float32."""
+
+    #: The results in float32. If they are given, the step runs in mixed precision beside them, and each lowered call is
+    #: also made in float32.
+    beside: Samples | None = None
+    #: The lines that run in float32. None means all lines.
+    lines: frozenset[Line] | None = None
+    #: The lines whose products have operands in lower precision, and a float32 result.
+    sums: frozenset[Line] = frozenset()
+    #: The weights at these lines are disturbed by their rounding, times `sign`.
+    disturbed: frozenset[Line] = frozenset()
+    sign: int = 1
+    #: The lower precision of `sums` and `disturbed`.
+    lower: torch.dtype = torch.bfloat16
+    #: Compiled functions run compiled, and round the results of `lines` as eager code does. Nothing is in float32.
+    compiled: bool = False
+
+
 @dataclass(eq=False)
-class Outcome:
-    """The outcome of a run, as samples."""
+class Run:
+    """What a run of a step gave."""
 
     loss: float | None = None
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: The changes of the state. For whole numbers, the new values.
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-    returned: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    #: The change of the loss if the weights are rounded to a precision, as if each rounding had a random sign.
-    roundings: dict[torch.dtype, float] = field(default_factory=dict)
+    #: Samples of the gradients, of the changes of the state (for whole numbers, the new values), and of the returned
+    #: values, by their names in words.
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: What was measured beside float32, by place.
+    measured: dict[Place, Site] = field(default_factory=dict)
+    #: Samples of the results of calls in float32.
+    samples: Samples = field(default_factory=dict)
+    #: The lines whose results compiled code may keep in float32.
+    unrounded: Lines = field(default_factory=set)
 
     @property
     def is_finite(self) -> bool:
         return self.loss is None or math.isfinite(self.loss)
 
-    def add_gradient(self, name: str, weight: torch.Tensor) -> None:
-        """Adds the gradient of a weight."""
-        gradient = weight.grad
-        if gradient is not None and gradient.is_sparse:
-            gradient = gradient.coalesce().values()
-        values = None if gradient is None else sample(gradient, _SAMPLES)
-        if values is None or gradient is None:
-            return
-        self.gradients[name] = values
-        taken = sample(weight, _SAMPLES)
-        if taken is None or taken.shape != values.shape:
-            return
-        for to in LOWER:
-            change = float(torch.linalg.vector_norm(values * (taken.to(to).float() - taken)))
-            if math.isfinite(change):
-                square = change**2 * gradient.numel() / max(1, values.numel())
-                self.roundings[to] = (self.roundings.get(to, 0.0) ** 2 + square) ** 0.5
+    @property
+    def sites(self) -> list[Site]:
+        return [one for one in self.measured.values() if one.values or one.counted]
+
+    def leaves_unrounded(self, site: Site) -> bool:
+        """True if compiled code may keep the results of a site in float32. Functions of libraries compute products."""
+        is_product = site.where.operation in PRODUCTS
+        return bool(site.dtypes) and not is_product and (site.where.file, site.where.line) in self.unrounded
+
+    def add_gradient(self, name: str, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            self._add(_GRADIENT + name, gradient.coalesce().values() if gradient.is_sparse else gradient)
 
     def add_state(self, name: str, before: torch.Tensor, after: torch.Tensor) -> None:
-        if before.shape != after.shape or (before.is_floating_point() and torch.equal(before, after)):
-            return
-        first, last = sample(before, _SAMPLES), sample(after, _SAMPLES)
-        if first is not None and last is not None:
-            self.state[name] = last - first if first.is_floating_point() else last
+        if before.shape == after.shape and not (before.is_floating_point() and torch.equal(before, after)):
+            first, last = sample(before, _SAMPLES), sample(after, _SAMPLES)
+            if first is not None and last is not None:
+                self.values[_STATE + name] = last - first if first.is_floating_point() else last
 
-    def add_returned(self, values: Any) -> None:
-        for place, one in enumerate(tensors_of(values)):
-            taken = sample(one, _SAMPLES)
-            if taken is not None:
-                self.returned[f"returned value {place}" if place else "the returned value"] = taken
+    def add_returned(self, tensors: Iterable[torch.Tensor]) -> None:
+        for place, one in enumerate(tensors):
+            self._add(f"returned value {place}" if place else "the returned value", one)
+
+    def _add(self, name: str, tensor: torch.Tensor) -> None:
+        values = sample(tensor, _SAMPLES)
+        if values is not None:
+            self.values[name] = values
 
 
 #: The deviation of each compared value, by its name in words.
 Deviations = dict[str, float]
 
 
-def deviations(run: Outcome, exact: Outcome) -> Deviations:
+def deviations(run: Run, exact: Run) -> Deviations:
     """Returns the deviations of a run from the run in float32, each relative to the size of the value."""
-    with apart():
-        return _deviations(run, exact)
-
-
-def _deviations(run: Outcome, exact: Outcome) -> Deviations:
     found: Deviations = {}
     if exact.loss is not None and run.loss is not None:
         found["the loss"] = _limited(abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-30))
-    least = _least_size(exact.gradients)
-    for name in exact.gradients:
-        names = _with_whole(name, "bias", "weight", exact.gradients)
-        found[f"the gradient of {name}"] = _of_group(run.gradients, exact.gradients, names, least)
-    for name in exact.state:
-        names = _with_whole(name, "running_mean", "running_var", exact.state)
-        found[f"the new value of {name}"] = _of_group(run.state, exact.state, names, 0.0)
-    for name, value in exact.returned.items():
-        found[name] = relative_error(run.returned.get(name), value)
+    with apart():
+        gradients = [one for name, one in exact.values.items() if name.startswith(_GRADIENT)]
+        whole = math.sqrt(sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients))
+        # Below this size a gradient counts as small, so its relative error matters less.
+        small = _LEAST_PART * whole * min(1.0, math.sqrt(100 / max(1, len(gradients))))
+        for name in exact.values:
+            names = _compared_together(name, exact.values)
+            mine = [run.values[one] for one in names if one in run.values]
+            found[name] = _relative_error(
+                torch.cat(mine) if len(mine) == len(names) else None,
+                torch.cat([exact.values[one] for one in names]),
+                small if name.startswith(_GRADIENT) else 0.0,
+            )
     return found
 
 
-def _with_whole(name: str, part: str, whole: str, known: dict[str, torch.Tensor]) -> list[str]:
+def _compared_together(name: str, known: dict[str, torch.Tensor]) -> list[str]:
     """Returns the names of the values that are compared together. A bias is compared together with its weight, and a
     mean with its variance: the gradient of a bias is a sum over the batch, whose terms may cancel each other, and so
     may those of a mean. Compared with the weight or the variance, the error of such a sum is harmless."""
     before, _, last = name.rpartition(".")
-    other = f"{before}.{last.replace(part, whole)}"
+    other = f"{before}.{last.replace('bias', 'weight').replace('running_mean', 'running_var')}"
     return [name, other] if other != name and other in known else [name]
 
 
-def _of_group(
-    run: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], names: Sequence[str], least: float
-) -> float:
-    if len(names) == 1:
-        return relative_error(run.get(names[0]), exact[names[0]], least)
-    mine = torch.cat([run[name].flatten() for name in names]) if all(name in run for name in names) else None
-    return relative_error(mine, torch.cat([exact[name].flatten() for name in names]), least)
-
-
-def _least_size(gradients: dict[str, torch.Tensor]) -> float:
-    """Returns the size below which a gradient counts as small, so that its relative error matters less."""
-    whole = math.sqrt(sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients.values()))
-    return _LEAST_PART * whole * min(1.0, math.sqrt(100 / max(1, len(gradients))))
-
-
-def relative_error(value: torch.Tensor | None, exact: torch.Tensor, least: float = 0.0) -> float:
+def _relative_error(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:
     """Returns the error of a value relative to the size of the exact one, but at least to the size ``least``. For whole
     numbers, returns the share of those that differ."""
-    if value is not None and value.shape != exact.shape:
-        return 1.0
     if value is None:  # the run gave no gradient, or changed no state
         value = torch.zeros_like(exact)
+    if value.shape != exact.shape:
+        return 1.0
     if not exact.is_floating_point():
         return float((value != exact).float().mean()) if exact.numel() else 0.0
     known = torch.isfinite(exact)
     size = float(torch.linalg.vector_norm(exact[known]))
     error = float(torch.linalg.vector_norm((value - exact)[known]))
-    if error == 0:
-        return 0.0
     return _limited(error / max(size, least, 1e-30))
 
 
@@ -162,26 +163,13 @@ def decrease(before: float, after: float) -> float:
 class Tolerances:
     """The deviations from the run in float32 that a healthy run may have."""
 
-    def __init__(self, exact: Outcome, noisy: Sequence[Outcome], to: torch.dtype | None) -> None:
-        """``noisy``: outcomes with weights that are disturbed by one rounding, to the precision ``to``. If ``to`` is
-        None, no weight is rounded."""
-        self._noise: Deviations = {}
-        for one in noisy:
-            for what, deviation in deviations(one, exact).items():
-                self._noise[what] = max(self._noise.get(what, 0.0), deviation)
-        if exact.loss and to is not None:
-            of_rounding = exact.roundings.get(to, 0.0) / abs(exact.loss)
-            self._noise["the loss"] = max(self._noise.get("the loss", 0.0), of_rounding)
+    def __init__(self, noise: Sequence[Deviations] = ()) -> None:
+        """``noise``: the deviations in float32 with weights that are disturbed by one rounding."""
+        self._noise = noise
 
     def of(self, what: str) -> float:
-        least = _OF_VALUE
-        if what == "the loss":
-            least = _OF_LOSS
-        elif what.startswith("the gradient of "):
-            least = _OF_GRADIENT
-        elif what.startswith("the new value of "):
-            least = _OF_STATE
-        noise = self._noise.get(what, 0.0)
+        least = next(share for words, share in _ALLOWED.items() if what.startswith(words))
+        noise = max((one.get(what, 0.0) for one in self._noise), default=0.0)
         return max(least, min(_TIMES_NOISE * noise, _MOST_FOR_NOISE), _LEAST_TIMES_NOISE * noise)
 
     def excess(self, found: Deviations) -> Deviations:

@@ -7,8 +7,6 @@ outermost module that holds it is recorded, with copies of all its tensors. Othe
 from __future__ import annotations
 
 import copy
-import random as random_of_python
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -20,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
-from habana_mp.diagnosis.outcomes import Outcome
+from habana_mp.diagnosis.outcomes import Run
 from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
@@ -51,22 +49,6 @@ class _StepEnds(BaseException):
     """Raised when the optimizer's step begins, since a replay does not run it."""
 
 
-class _AllRandomStates:
-    """The states of all random numbers that a step may use."""
-
-    def __init__(self) -> None:
-        self._torch = RandomState()
-        self._python = random_of_python.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else (numpy.random, numpy.random.get_state())
-
-    def restore(self) -> None:
-        self._torch.restore()
-        random_of_python.setstate(self._python)
-        if self._numpy is not None:
-            self._numpy[0].set_state(self._numpy[1])
-
-
 class _Tensor:
     """A tensor of a module: the object, and a copy of its values."""
 
@@ -77,8 +59,6 @@ class _Tensor:
         self.data = tensor.detach()
 
     def restore(self) -> None:
-        if self.key and self.holder.get(self.key) is not self.tensor:
-            self.holder[self.key] = self.tensor
         if self.tensor.data_ptr() != self.memory:  # `tensor.data = other`
             self.tensor.data = self.data
         if not torch.equal(self.tensor, self.values):
@@ -116,8 +96,7 @@ class _Contents:
         """Yields the addresses of the tensors."""
         own = [one for _, former in self.holders for one in former.values() if isinstance(one, torch.Tensor)]
         for one in (*own, *(tensor for _, tensor in self.inner)):
-            if not _is_lazy(one):
-                yield memory_of(one)
+            yield memory_of(one)
 
     def differs(self) -> bool:
         """True if an attribute or a container has something else now."""
@@ -151,13 +130,11 @@ class Replays:
         self._compares_outputs = compares_outputs
         self._is_looking = False
         self._threads = StepThreads()
-        self._random = _AllRandomStates()
-        self._known: set[int] = set()
-        #: The recorded modules. They are held so that no other object gets the same identity.
-        self._modules: list[torch.nn.Module] = []
-        self._weights: dict[str, torch.Tensor] = {}
-        #: The weights that get gradients, by identity.
-        self._noted: dict[int, torch.Tensor] = {}
+        self._random = RandomState()
+        #: The recorded modules, and the weights that get gradients with their names, by identity. They are held so that
+        #: no other object gets the same identity.
+        self._modules: dict[int, torch.nn.Module] = {}
+        self._weights: dict[int, tuple[str, torch.Tensor]] = {}
         #: The contents of all modules when the diagnosis begins, by identity, and the modules by the memory of their
         #: tensors.
         self._before: dict[int, tuple[torch.nn.Module, _Contents]] = {}
@@ -169,10 +146,9 @@ class Replays:
         #: The weights of the step, by identity, with their gradients and copies of the gradients' values.
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
         self._tensors: list[_Tensor] = []
-        self._values: list[tuple[dict[str, Any], str, Any]] = []
+        #: The attributes, weights and buffers of modules, and the containers in them, with what they had.
+        self._holders: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        #: The attributes and buffers of modules, with their names. Attributes with other names are new.
-        self._keys: list[tuple[dict[str, Any], frozenset[str]]] = []
         self._loss: torch.Tensor | None = None
         self._has_gradient = False
         self._roots: set[int] = set()
@@ -192,6 +168,8 @@ class Replays:
     @contextmanager
     def _state_restored(self) -> Iterator[None]:
         for module in all_modules():
+            if _is_lazy(module):
+                continue
             contents = _Contents(module)
             self._before[id(module)] = module, contents
             self._by_memory.update(dict.fromkeys(contents.memory(), module))
@@ -242,13 +220,12 @@ class Replays:
         for module in changed:
             if id(module) not in self._of_others:
                 self._module_is_used(module)
-        self._restore()
 
-    def run(self, observer: Observer) -> Outcome:
+    def run(self, observer: Observer) -> Run:
         """Runs the step once."""
         return self._run(observer, nullcontext())
 
-    def _run(self, observer: Observer, uses: AbstractContextManager[Any]) -> Outcome:
+    def _run(self, observer: Observer, uses: AbstractContextManager[Any]) -> Run:
         self._restore()
         self._loss, self._has_gradient, self._outputs = None, False, []
         self._is_looking = self._skipped == 0
@@ -297,8 +274,9 @@ class Replays:
                         self._run_backward(returned)
                 except _StepEnds:
                     pass
-            with observer.paused(), apart():
-                return self._outcome(returned)
+            with apart():
+                self._add_values(observer.run, returned)
+            return observer.run
         finally:
             begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
             for one in handles:
@@ -340,13 +318,13 @@ class Replays:
         if not self._threads.has_this():
             for outermost in holders.outermost(module) or [module]:
                 self._of_others.update(map(id, outermost.modules()))
-        elif id(module) not in self._known and self._is_looking:
+        elif id(module) not in self._modules and self._is_looking:
             self._roots.add(id(module))
             self._module_is_used(module)
 
     def _tensor_is_used(self, tensor: torch.Tensor) -> None:
         module = self._by_memory.get(memory_of(tensor))
-        if module is not None and id(module) not in self._known:
+        if module is not None and id(module) not in self._modules:
             self._module_is_used(module)
         if tensor.requires_grad and tensor.is_leaf:
             self._leaf_is_used(tensor, is_written=False)
@@ -366,30 +344,23 @@ class Replays:
             for outermost in holders.outermost(module) or [module]:
                 root = Origin("", 0, (outermost,)).module
                 for path, one in outermost.named_modules():
-                    if id(one) not in self._known:
-                        self._known.add(id(one))
-                        self._modules.append(one)
+                    if id(one) not in self._modules:
+                        self._modules[id(one)] = one
                         self._record(".".join((root, *path_in(outermost, path))), one)
 
     def _record(self, path: str, module: torch.nn.Module) -> None:
+        if _is_lazy(module):
+            return
         contents = self._before[id(module)][1] if id(module) in self._before else _Contents(module)
-        (_, weights), *others = contents.holders
-        for key, weight in weights.items():
-            if weight is None or not weight.is_leaf or _is_lazy(weight):
-                continue
-            name = f"{path}.{key}"
-            if weight.requires_grad:  # first, since copying a weight uses it
-                self._note_weight(name, weight)
-            self._keep(module._parameters, key, weight, name)
-        for holder, former in others:
-            if not any(one is not None and _is_lazy(one) for one in weights.values()):
-                self._keys.append((holder, frozenset(former)))
-            for key, value in former.items():
-                if isinstance(value, torch.Tensor) and not _is_lazy(value):
-                    self._keep(holder, key, value, f"{path}.{key}")
-                elif key not in _OF_TORCH or isinstance(value, bool | int | float | str | type(None)):
-                    self._values.append((holder, key, value))
+        self._holders += contents.holders
         self._containers += contents.containers
+        for holder, former in contents.holders:
+            for key, value in former.items():
+                if not isinstance(value, torch.Tensor) or (holder is module._parameters and not value.is_leaf):
+                    continue
+                if holder is module._parameters and value.requires_grad:  # first, since copying a weight uses it
+                    self._note_weight(f"{path}.{key}", value)
+                self._keep(holder, key, value, f"{path}.{key}")
         for name, tensor in contents.inner:
             self._keep({}, "", tensor, f"{path}.{name}")
 
@@ -400,9 +371,8 @@ class Replays:
                 self._tensors.append(_Tensor(holder, key, tensor, name))
 
     def _note_weight(self, name: str, weight: torch.Tensor) -> None:
-        if id(weight) not in self._noted:
-            self._noted[id(weight)] = weight
-            self._weights[name] = weight
+        if id(weight) not in self._weights:
+            self._weights[id(weight)] = name, weight
             self._keep_gradient(weight)
             weight.grad = None
 
@@ -417,14 +387,14 @@ class Replays:
 
     def _leaf_is_used(self, tensor: torch.Tensor, is_written: bool) -> None:
         """Records a weight that belongs to a module that was not called, or to no module."""
-        if not self._is_looking or id(tensor) in self._noted:
+        if not self._is_looking or id(tensor) in self._weights:
             return
         module = self._by_memory.get(memory_of(tensor))
         if is_written and module is None:  # a new tensor that has no values yet
             return
         if module is not None:
             self._module_begins(module, None)
-        if id(tensor) not in self._noted:
+        if id(tensor) not in self._weights:
             with apart():
                 name = f"a tensor of shape {tuple(tensor.shape)} (weight {len(self._weights) + 1})"
                 self._keep({}, "", tensor, name)
@@ -441,33 +411,31 @@ class Replays:
         with apart():
             for one in self._tensors:
                 one.restore()
-        for holder, keys in self._keys:
-            for key in holder.keys() - keys:
+        for holder, former in self._holders:
+            for key in holder.keys() - former.keys():
                 del holder[key]
-        for holder, key, value in self._values:
-            if key not in holder or holder[key] is not value:
-                holder[key] = value
+            for key, value in former.items():
+                if key not in holder or holder[key] is not value:
+                    holder[key] = value
         for container, items in self._containers:
             container.clear()
             (container.update if isinstance(container, dict | set) else container.extend)(items)
 
     # ---- the outcome -------------------------------------------------------------------------------------------------
 
-    def _outcome(self, returned: Any) -> Outcome:
-        found = Outcome()
+    def _add_values(self, run: Run, returned: Any) -> None:
         if self._loss is not None and self._loss.numel() == 1:
-            found.loss = float(self._loss)
-        for name, weight in self._weights.items():
-            found.add_gradient(name, weight)
+            run.loss = float(self._loss)
+        for name, weight in self._weights.values():
+            run.add_gradient(name, weight.grad)
         for one in self._tensors:
             now = one.now()
             if isinstance(now, torch.Tensor):
-                found.add_state(one.name, one.values, now.detach())
+                run.add_state(one.name, one.values, now.detach())
         loss = _loss_in(returned)
-        found.add_returned([one for one in tensors_of(returned) if one is not loss])
+        run.add_returned([one for one in tensors_of(returned) if one is not loss])
         if not self._has_gradient:
-            found.add_returned(self._outputs)
-        return found
+            run.add_returned(self._outputs)
 
 
 def _loss_in(returned: Any) -> torch.Tensor | None:
@@ -478,5 +446,7 @@ def _loss_in(returned: Any) -> torch.Tensor | None:
     return next((one for one in scalars if one.requires_grad), next(iter(scalars), None))
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer)
+def _is_lazy(module: torch.nn.Module) -> bool:
+    """True for a module whose weights its first forward makes."""
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(one is not None and torch.nn.parameter.is_lazy(one) for one in tensors)

@@ -1,13 +1,25 @@
-"""The places where operations are called, and their measurements."""
+"""The places where operations are called, and what is measured there: a lowered call beside that in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
+from habana_mp import _core, ops
+from habana_mp.diagnosis.exact import LOWER, is_lower
 from habana_mp.reporting import origins
 from habana_mp.reporting.records import short_place
+
+#: Products, which libraries compute.
+PRODUCTS = frozenset(
+    name for row in (*ops.products.ROWS, *ops.convolutions.ROWS, *ops.recurrent.ROWS) for name in row.names.split()
+)
+
+#: Two runs are compared by this many values of each result.
+_SAMPLES = 128
 
 
 class Line(NamedTuple):
@@ -20,6 +32,13 @@ class Line(NamedTuple):
     @property
     def place(self) -> str:
         return short_place(self.file, self.line)
+
+
+#: A line, and the path of the innermost module that runs, as the report shows it.
+Place = tuple[Line, str]
+
+#: Samples of results, by place and number.
+Samples = dict[tuple[Place, int], torch.Tensor]
 
 
 @dataclass(eq=False)
@@ -42,9 +61,8 @@ class Site:
     #: The number of values that are not floats, and the number of these that differ.
     counted: int = 0
     changed: int = 0
-    #: The sum of the products of local error and gradient of the loss, and the sum of the squares of these products.
+    #: The sum of the products of local error and gradient of the loss.
     effect: float = 0.0
-    effect_squares: float = 0.0
     has_gradient: bool = False
     #: The largest relative error that the backward of a call adds to its gradients.
     gradient_error: float = 0.0
@@ -60,8 +78,6 @@ class Site:
     born: int | None = None
     #: "overflow": the value is finite in float32. "not finite": the value is not finite in float32 either.
     birth: str = ""
-    #: True if a value that differs goes into a comparison, an index, or an operation whose gradient is zero.
-    decides: bool = False
 
     @property
     def local_error(self) -> float:
@@ -72,11 +88,91 @@ class Site:
     def inherited_error(self) -> float:
         return _ratio(self.inherited, self.inherited_of)
 
+    def compare(
+        self, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int
+    ) -> torch.Tensor | None:
+        """Adds a lowered result and the exact one to the sums. Returns the local error, or None if there is none.
+        ``number``: that of the call."""
+        error = low - exact
+        size, wrong = _size(exact), _size(error)
+        self.values += low.numel()
+        self.dtypes.add(str(low.dtype).removeprefix("torch."))
+        if not math.isfinite(wrong) or not math.isfinite(size):
+            self._note_birth(low, exact, inputs, number)
+            error = torch.where(torch.isfinite(error), error, 0.0)
+            size, wrong = _size(torch.where(torch.isfinite(exact), exact, 0.0)), _size(error)
+        self.size += size**2
+        if wrong == 0:
+            return None
+        self.error += wrong**2
+        self.largest_error = max(self.largest_error, float(torch.linalg.vector_norm(error, float("inf"))))
+        if low.dtype == torch.float16:
+            self.underflows += int(((low == 0) & (exact != 0)).sum())
+        return error
+
+    def _note_birth(self, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> None:
+        """Stores that the call made a value that is not finite, if its inputs are finite."""
+        if self.born is not None or any(_core.worst_value(one, True) in (1, 2) for one in inputs):
+            return
+        bad = ~torch.isfinite(low)
+        # Infinities of the code itself, as in a mask, are the same in float32.
+        if bool((bad & (low != exact)).any()):
+            self.born = number
+            self.birth = "overflow" if bool(torch.isfinite(exact[bad]).any()) else "not finite"
+
+    def compare_others(self, low: torch.Tensor, exact: torch.Tensor) -> None:
+        """Adds a result that does not consist of floats to the counts."""
+        if low.shape == exact.shape and low.dtype == exact.dtype:
+            self.counted += low.numel()
+            self.changed += int((low != exact).sum())
+
+    def compare_inherited(self, exact: torch.Tensor, reference: torch.Tensor | None) -> None:
+        """Adds a result in float32 of the step's inputs, beside samples of the result in the step in float32."""
+        values = None if reference is None else sample(exact)
+        if values is None or reference is None or values.shape != reference.shape or not values.is_floating_point():
+            return
+        self.inherited += _size(values - reference) ** 2
+        self.inherited_of += _size(reference) ** 2
+
+    def note_inputs(self, inputs: list[torch.Tensor]) -> None:
+        """Stores the range of the inputs, from samples."""
+        for one in inputs:
+            values = sample(one)
+            if values is None:
+                continue
+            sizes = values.abs()
+            sizes = sizes[(sizes > 0) & torch.isfinite(sizes)]
+            if sizes.numel():
+                self.smallest_input = min(self.smallest_input, float(sizes.min()))
+                self.largest_input = max(self.largest_input, float(sizes.max()))
+
 
 def _ratio(error: float, size: float) -> float:
     if error == 0:
         return 0.0
     return float("inf") if size == 0 else (error / size) ** 0.5
+
+
+def _size(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values))
+
+
+def sample(tensor: torch.Tensor, most: int = _SAMPLES) -> torch.Tensor | None:
+    """Returns a copy of values that are spread over the whole tensor, in an order that does not depend on its layout.
+    Returns None if they cannot be read one by one."""
+    try:
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() // most)
+        if step > 1 and step % 2 == 0:
+            step -= 1  # an even step could take the same column of each row
+        chosen = flat[::step][:most]
+        return chosen.float().clone() if chosen.is_floating_point() else chosen.clone()
+    except (RuntimeError, NotImplementedError, TypeError):  # a class of tensors without these operations
+        return None
+
+
+def is_comparable(low: torch.Tensor, exact: torch.Tensor) -> bool:
+    return is_lower(low) and exact.is_floating_point() and exact.dtype not in LOWER and low.shape == exact.shape
 
 
 class Locator:
@@ -86,28 +182,9 @@ class Locator:
         #: The path for the running modules. The modules are held so that no other object gets the same identity.
         self._paths: dict[tuple[int, ...], tuple[str, tuple[Any, ...]]] = {}
 
-    def here(self) -> tuple[str, str, int]:
-        """Returns the path of the innermost module, and the file and line of the call."""
+    def here(self, operation: str) -> Place:
         origin = origins.here()
         key = tuple(map(id, origin.modules))
         if key not in self._paths:
             self._paths[key] = origin.module, origin.modules
-        return self._paths[key][0], origin.file, origin.line
-
-
-class Sites:
-    """All sites of a run, by place."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str, int], Site] = {}
-
-    def at(self, operation: str, place: tuple[str, str, int]) -> Site:
-        key = (operation, *place)
-        known = self._known.get(key)
-        if known is None:
-            module, file, line = place
-            known = self._known[key] = Site(Line(operation, file, line), module)
-        return known
-
-    def __iter__(self) -> Iterator[Site]:
-        return iter(self._known.values())
+        return Line(operation, origin.file, origin.line), self._paths[key][0]

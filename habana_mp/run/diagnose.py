@@ -19,9 +19,9 @@ import torch
 
 from habana_mp import hmp
 from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process, look
-from habana_mp.diagnosis.observing import Samples
+from habana_mp.diagnosis.observing import observer_of
+from habana_mp.diagnosis.outcomes import Run, RunMode
 from habana_mp.diagnosis.replays import Replays
-from habana_mp.diagnosis.runs import Repetition, Run, RunMode, observer_of, run_of
 from habana_mp.diagnosis.sites import Locator
 from habana_mp.run.closing import write
 from habana_mp.run.options import Conversion, options_given, parsed, script_parser, whole_number
@@ -68,6 +68,9 @@ class RunsOfScript:
     """The runs of a step of a script, each in a process of its own."""
 
     compiles = False
+    advice = (
+        "the script must do the same each time it runs; set its seeds, and switch off what follows the time or threads"
+    )
 
     def __init__(
         self, conversion: Conversion, script: Script, skipped: int, folder: Path, variables: Mapping[str, str]
@@ -75,27 +78,22 @@ class RunsOfScript:
         """``skipped``: the steps of optimizers before the one that is looked at."""
         self._conversion, self._script, self._skipped = conversion, script, skipped
         self._folder, self._variables = folder, variables
-        self._repetition = Repetition(
-            "the script must do the same each time it runs; set its seeds, and switch off what follows the time or "
-            "threads"
-        )
 
-    def run(self, mode: RunMode, samples: Samples) -> Run:
+    def run(self, mode: RunMode) -> Run:
         job, result = self._folder / "job", self._folder / "result"
         result.unlink(missing_ok=True)
-        job.write_bytes(pickle.dumps((self._conversion, self._script, self._skipped, mode, samples)))
+        job.write_bytes(pickle.dumps((self._conversion, self._script, self._skipped, mode)))
         status, printed = run_python(in_child(__name__, str(job), str(result)), self._variables)
         if not result.exists():
             why = "ended before that step began" if status == 0 else f"failed (exit status {status})"
             raise ScriptFailedError(f"the script {why}", printed)
         run: Run = pickle.loads(result.read_bytes())
-        self._repetition.check(run)
         return run
 
 
 def child(job: str, result: str) -> None:
     """Runs a script up to the end of one step, and writes what the step gave."""
-    conversion, script, skipped, mode, samples = pickle.loads(Path(job).read_bytes())
+    conversion, script, skipped, mode = pickle.loads(Path(job).read_bytes())
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -106,9 +104,9 @@ def child(job: str, result: str) -> None:
             script.run()
 
     replays = Replays(step, skipped=skipped, compares_outputs=True)
-    observer = observer_of(mode, Locator(), samples)
+    observer = observer_of(mode, Locator())
     with diagnosed_process(), replays.from_same_state():
-        outcome = replays.run(observer)
+        run = replays.run(observer)
     if replays.has_looked:
-        Path(result).write_bytes(pickle.dumps(run_of(observer, outcome)))
+        Path(result).write_bytes(pickle.dumps(run))
     hmp.restore()

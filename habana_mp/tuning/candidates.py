@@ -1,15 +1,14 @@
-"""The lines that a tuning may put into float32: the operations that ran in lower precision, and their modules; and the
-search for those that are needed."""
+"""The lines that a tuning may put into float32: the operations that ran in lower precision, and their modules."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from habana_mp import ops
 from habana_mp.diagnosis.search import ranked
-from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.remedies import rules_for
 
@@ -21,10 +20,7 @@ Suspect = tuple[str, str]
 
 def suspects_among(sites: Sequence[Site]) -> list[Suspect]:
     """Returns the places of these sites, the most suspected first."""
-    by_line: dict[Line, list[Site]] = {}
-    for site in sites:
-        by_line.setdefault(site.where, []).append(site)
-    return [(line.operation, site.module) for line in ranked(by_line) for site in by_line[line]]
+    return [(line.operation, site.module) for line, its in ranked(sites).items() for site in its]
 
 
 class Candidates:
@@ -67,37 +63,3 @@ class Candidates:
 
 def _ranks(suspects: Iterable[_T]) -> dict[_T, int]:
     return {one: number for number, one in enumerate(dict.fromkeys(suspects))}
-
-
-def minimal_set(candidates: Sequence[_T], passes: Callable[[tuple[_T, ...]], bool]) -> list[_T] | None:
-    """Returns candidates with which the check passes, and of which it needs each one. Returns None if the check fails
-    even with all candidates.
-
-    The most suspected candidates must come first. The shortest beginning of the sequence that passes is found by
-    halving, and its last candidate is needed. Then the same is done with the candidates before it, until the found
-    candidates pass alone. At the end the check is called once without each of them. To find k of n candidates takes at
-    most 2 k log2(n) + k calls, in addition to the first calls with no candidate and with all.
-    """
-    if passes(()):
-        return []
-    if not passes(tuple(candidates)):
-        return None
-    found: list[_T] = []
-    left = list(candidates)
-    while True:
-        least, most = 1, len(left)
-        while least < most:
-            middle = (least + most) // 2
-            if passes((*found, *left[:middle])):
-                most = middle
-            else:
-                least = middle + 1
-        found.append(left[most - 1])
-        left = left[: most - 1]
-        if not left or passes(tuple(found)):
-            break
-    for one in list(found):
-        others = tuple(other for other in found if other is not one)
-        if len(found) > 1 and passes(others):
-            found = list(others)
-    return found

@@ -13,6 +13,7 @@ import torch
 
 from habana_mp import ops
 from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process
+from habana_mp.diagnosis.minimal import minimal_set
 from habana_mp.diagnosis.replays import Replays
 from habana_mp.diagnosis.runs import RunsHere, sites_of
 from habana_mp.diagnosis.sites import Site
@@ -26,7 +27,7 @@ from habana_mp.policy.rules import Policy, policy_from_lists
 from habana_mp.reporting import counting
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.watch import watch
-from habana_mp.tuning.candidates import Candidates, minimal_set
+from habana_mp.tuning.candidates import Candidates
 from habana_mp.tuning.configurations import Check, Configurations, OutOfTimeError, Rules, Runner
 from habana_mp.tuning.tuned import Tuned, as_rules
 
