@@ -104,7 +104,7 @@ def test_the_sample_depends_on_the_sizes_alone(count: int, most: int) -> None:
         torch.ones(3).to(torch.float8_e4m3fn),
         torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
     ],
-    ids=str,
+    ids=["bool", "complex", "sparse", "float64", "empty", "meta", "float8", "quantized"],
 )
 def test_each_kind_of_tensor_is_described(tensor: torch.Tensor) -> None:
     found = described(tensor, 64)
