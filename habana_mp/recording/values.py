@@ -28,15 +28,17 @@ def _values(tensor: torch.Tensor, most: int) -> dict[str, Any]:
     local = getattr(tensor, "to_local", None)
     if local is not None:  # the part of a distributed tensor that this process holds
         tensor = local()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce().values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if not tensor.numel() or tensor.device.type == "meta":
         return {}
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     sample = torch.take(tensor, _positions(tensor.numel(), most, tensor.device)).to(wide)
-    sizes = (tensor if tensor.is_floating_point() else tensor.to(wide)).abs()
+    # Values that are repeated in memory are read once.
+    once = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())]
+    sizes = (once if once.is_floating_point() else once.to(wide)).abs()
     whole = torch.cat((_largest_and_sum(sizes, wide), sample)).tolist()  # one copy from a device
     not_finite = 0
     if not math.isfinite(whole[0]):
