@@ -222,6 +222,8 @@ def test_a_heading_sorts_and_sorts_the_other_way_by_the_keyboard(page: Page) -> 
 
 
 def test_every_column_sorts(page: Page) -> None:
+    page.set_viewport_size({"width": 1600, "height": 900})  # there is room for all columns
+
     def sorted_by(title: str) -> Locator:
         heading = page.get_by_role("columnheader", name=title, exact=True)
         if heading.get_attribute("aria-sort") == "none":
