@@ -16,18 +16,18 @@ function numbers(name, title, width, shown = count, hint = null) {
 /** All columns. A column is hidden if no row has a key in it. */
 const COLUMNS = [
   numbers("order", "#", 46, String, "order of the first call"),
-  words("operation", 134),
+  words("operation", 126),
   words("precision", 86, (row) => row.precision, precisionBadge),
-  words("reason", 124, (row) => row.why),
+  words("reason", 96, (row) => row.why),
   words("phase", 72),
-  words("module", 164, (row) => row.module, (row) => endOf(moduleAndPhase(row))),
+  words("module", 210, (row) => row.module, (row) => endOf(moduleAndPhase(row))),
   numbers("seconds", "ms", 66, milliseconds, "time in milliseconds"),
   numbers("calls", "calls", 52),
   numbers("casts", "casts", 54),
   numbers("bytes", "MB cast", 68, megabytes),
   numbers("cast_seconds", "cast ms", 62, milliseconds, "time of casts in milliseconds"),
   numbers("hits", "cached", 62, count, "how often a cached cast of a weight was used"),
-  words("place", 128, placeOf, (row) => endOf(placeOf(row))),
+  words("place", 122, placeOf, (row) => endOf(placeOf(row))),
 ];
 
 /** A narrow window shows only the first columns, and one without room beside the modules leaves out the second: all are
