@@ -52,8 +52,11 @@ _DEVICE = Assumption(
     otherwise="the import of optimum.habana may raise ValueError, since there is no device of Gaudi",
 )
 
-#: The release whose names the stand-in has, and the first device: later ones make libraries choose kernels of theirs.
-RELEASE, DEVICE = "1.23.0", "gaudi"
+#: The release whose names the stand-in has.
+RELEASE = "1.23.0"
+
+#: The first device: later ones make optimum-habana choose kernels of their own.
+DEVICE = "gaudi"
 
 #: Lightning's names of devices.
 _NAMES = {"cuda": "gpu"}

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class _OnHost:
-    """What streams and events have in common: all work is done."""
+    """A stream or an event of the CPU. It never waits, since all work is done."""
 
     def synchronize(self) -> None:
         return None
