@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from habana_mp.common import devices
-from habana_mp.gaudi.callers import is_script, place
+from habana_mp.gaudi.callers import place
 
 logger = logging.getLogger("habana_mp.gaudi")
 
@@ -17,16 +18,11 @@ logger = logging.getLogger("habana_mp.gaudi")
 BEST = ("", "1", "auto")
 
 
-class _ToStandardError(logging.StreamHandler[Any]):
+class _ToStandardError(logging.Handler):
     """Writes to the ``sys.stderr`` of that moment."""
 
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, _: Any) -> None:
-        return None
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 def chosen(name: str | None) -> torch.device:
@@ -69,12 +65,16 @@ class Devices:
         #: The backends of torch.distributed that lead to the device's own.
         self.backends = {"hccl"}
         self._logged: set[tuple[str, int, str]] = set()
-        self.is_script = is_script
 
     @property
     def module(self) -> Any:
         """torch.cpu, torch.cuda, ..."""
         return getattr(torch, self.real.type)
+
+    def asked(self, name: str, otherwise: Callable[[], Any], *arguments: Any) -> Any:
+        """Calls the function of this name of torch.cuda, torch.xpu, ...; ``otherwise`` for a CPU, and without one."""
+        function = None if self.real.type == "cpu" else getattr(self.module, name, None)
+        return otherwise() if function is None else function(*arguments)
 
     def means(self, value: Any) -> bool:
         """True if the value means the stand-in's device."""
@@ -110,7 +110,7 @@ class Devices:
         return torch.device("hpu", 0 if index is None or index == self.current_index() else index)
 
     def current_index(self) -> int:
-        return 0 if self.real.type == "cpu" else self.real.index or int(self.module.current_device())
+        return self.real.index or int(self.asked("current_device", lambda: 0))
 
     def real_backend(self, backend: Any) -> Any:
         """Returns the real device's backend of torch.distributed for the stand-in's; any other value unchanged."""

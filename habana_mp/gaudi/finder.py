@@ -7,7 +7,8 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,26 @@ _WITHOUT_MEANING = {
 }
 
 
+_TORCH = "habana_frameworks.torch"
+
+#: Modules that are other ones.
+_SAME = {
+    "hmp": "habana_mp",  # for `from hmp import hmp`, as scripts for release 0.15 write it
+    f"{_TORCH}.core.hccl": f"{_TORCH}.distributed.hccl",
+    f"{_TORCH}.core.hpu": f"{_TORCH}.hpu",
+    f"{_TORCH}.core.quantization": f"{_TORCH}.utils",
+    f"{_TORCH}.core.step_closure": f"{_TORCH}.utils",
+    f"{_TORCH}.dynamo.compile_backend.experimental": f"{_TORCH}.utils",
+    f"{_TORCH}.hpex.hmp": "habana_mp.hmp",
+    f"{_TORCH}.utils.debug": f"{_TORCH}.utils",
+    f"{_TORCH}.utils.distributed_utils": f"{_TORCH}.distributed.hccl",
+    f"{_TORCH}.utils.experimental": f"{_TORCH}.utils",
+    f"{_TORCH}.utils.internal": f"{_TORCH}.utils",
+    f"{_TORCH}.utils.lib_utils": f"{_TORCH}.utils",
+    f"{_TORCH}.utils.library_loader": f"{_TORCH}.utils",
+}
+
+
 def refused(name: str, why: str) -> type:
     """Returns a class of this name that raises NotImplementedError when it is called."""
 
@@ -55,27 +76,34 @@ def refused(name: str, why: str) -> type:
     return type(name.rpartition(".")[2], (), {"__init__": refuse})
 
 
-class _Refusing(importlib.abc.Loader):
-    """Makes modules whose every name is a class without objects."""
+class _Loader(importlib.abc.Loader):
+    """Makes a module by a function."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, fill: Callable[[types.ModuleType], None]) -> None:
+        self._fill = fill
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        why = self._why
+        self._fill(module)
 
-        def find(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
 
-            made = refused(f"{module.__name__}.{name}", why)
-            setattr(module, name, made)
-            return made
+def _refusing(module: types.ModuleType, why: str) -> None:
+    """Makes every name of the module a class without objects."""
 
-        vars(module)["__getattr__"] = find
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = refused(f"{module.__name__}.{name}", why)
+        setattr(module, name, made)
+        return made
+
+    vars(module)["__getattr__"] = find
+
+
+def _same(module: types.ModuleType, other: str) -> None:
+    sys.modules[module.__name__] = importlib.import_module(other)
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -91,9 +119,9 @@ class Finder(importlib.abc.MetaPathFinder):
         for name, why in _WITHOUT_MEANING.items():
             if fullname.startswith(name):
                 if code_for_hpus_asks():  # such a library imports what few of its users need
-                    refusing = importlib.machinery.ModuleSpec(fullname, _Refusing(why))
-                    refusing.submodule_search_locations = []
-                    return refusing
+                    return importlib.machinery.ModuleSpec(
+                        fullname, _Loader(partial(_refusing, why=why)), is_package=True
+                    )
                 raise ModuleNotFoundError(
                     f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=fullname
                 )
@@ -101,6 +129,8 @@ class Finder(importlib.abc.MetaPathFinder):
             if root == "habana_frameworks":
                 refuse_to_shadow(self)
             return None  # a module of the script or of a library with the same name
+        if fullname in _SAME:
+            return importlib.machinery.ModuleSpec(fullname, _Loader(partial(_same, other=_SAME[fullname])))
         file = FOLDER.joinpath(*fullname.split("."))
         if (file / "__init__.py").exists():
             spec = importlib.util.spec_from_file_location(fullname, file / "__init__.py")

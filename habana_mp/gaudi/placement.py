@@ -16,20 +16,6 @@ from habana_mp.gaudi.switch import devices
 
 _CPU_FALLBACK, _DEBUG = 0x80, 0x8
 
-#: The names of dtypes in HPU's logs.
-_TYPES = {
-    torch.float32: "Float",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float64: "Double",
-    torch.int64: "Long",
-    torch.int32: "Int",
-    torch.int16: "Short",
-    torch.int8: "Char",
-    torch.uint8: "Byte",
-    torch.bool: "Bool",
-}
-
 _logged: set[tuple[str, str, torch.dtype]] = set()
 _modes: list[Seen] = []
 
@@ -54,5 +40,5 @@ def _log_once(operation: str, argument: str, tensor: torch.Tensor) -> None:
     key = operation, argument, tensor.dtype
     if key not in _logged and tensor.device.type == "cpu":
         _logged.add(key)
-        kind = _TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")  # such as torch.FloatTensor
         logger.info("CPU fallback %s : %s=HABANA%sType", operation, argument, kind)

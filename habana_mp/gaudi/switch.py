@@ -8,21 +8,15 @@ import sys
 
 from habana_mp import _core
 from habana_mp.common.bound import bind_torch
-from habana_mp.gaudi.callers import a_library_asks
 from habana_mp.gaudi.devices import Devices, chosen, log_to_standard_error
-from habana_mp.gaudi.finder import ROOTS, Finder, refuse_to_shadow
-from habana_mp.gaudi.patches.autocast import HpuAutocast
-from habana_mp.gaudi.patches.compile import HpuBackends
-from habana_mp.gaudi.patches.cuda import CudaNames
-from habana_mp.gaudi.patches.devices import HpuDevices
-from habana_mp.gaudi.patches.distributed import HpuDataParallel, HpuProcessGroups
-from habana_mp.gaudi.patches.files import HpuFiles, HpuLoaders
-from habana_mp.gaudi.patches.labels import HpuLabels
-from habana_mp.gaudi.patches.lightning import TRAINERS, HpuRelease, HpuTrainer
-from habana_mp.gaudi.patches.optimum import OptimumRelease
-from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
+from habana_mp.gaudi.finder import Finder, refuse_to_shadow
+from habana_mp.gaudi.patches import arguments, libraries
+from habana_mp.gaudi.patches.autocast import change_autocast
+from habana_mp.gaudi.patches.changes import Changes
+from habana_mp.gaudi.patches.compile import change_backends
+from habana_mp.gaudi.patches.cuda import change_cuda
+from habana_mp.gaudi.patches.devices import change_devices
 from habana_mp.patches.installation import installation
-from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.spawned_processes import send_to_children, stop_sending_to_children
 from habana_mp.policy.options import level_of_environment
 from habana_mp.scopes import regions
@@ -35,15 +29,30 @@ _MIGRATION = "PT_HPU_GPU_MIGRATION"
 _ENTRY = "habana_mp.gaudi"
 
 
+#: What the stand-in changes, in this order.
+_CHANGES = (
+    change_devices,
+    change_autocast,
+    arguments.change_files,
+    arguments.change_fork_rng,
+    arguments.change_loaders,
+    arguments.change_labels,
+    arguments.change_process_groups,
+    arguments.change_data_parallel,
+    change_backends,
+    libraries.change_lightning,
+    libraries.change_optimum,
+    libraries.change_torch_hpu,
+    libraries.change_find_spec,
+)
+
+
 class _State:
     """The state of the stand-in, one for the process."""
 
-    def __init__(self) -> None:
-        self.devices: Devices | None = None
-        self.patches: list[Patch] = []
-        self.finder: Finder | None = None
-        self.tells_children = False
-        self.variable_before: str | None = None
+    devices: Devices | None = None
+    tells_children = False
+    changes = Changes()
 
 
 _state = _State()
@@ -83,29 +92,14 @@ def switch_on(device: str | None = None) -> None:
     refuse_to_shadow(finder)
     log_to_standard_error()
     bind_torch()  # before torch's functions are replaced
-    devices = _state.devices = Devices(real)
-    _state.finder = finder
+    here = _state.devices = Devices(real)
+    _state.changes.callback(_forget)
     sys.meta_path = [finder, *sys.meta_path]
+    _state.changes.callback(_remove, finder)
     try:
-        for patch in (
-            HpuDevices(devices),
-            HpuAutocast(devices),
-            HpuFiles(devices),
-            HpuLoaders(devices),
-            HpuProcessGroups(devices),
-            HpuDataParallel(devices),
-            HpuBackends(devices),
-            HpuLabels(),
-            *(HpuTrainer(name, devices) for name in TRAINERS),
-            HpuRelease(),
-            OptimumRelease("optimum.habana.utils"),
-            OptimumRelease("optimum.habana.utils.misc"),
-            HpuModule(devices),
-            AnswersToLibraries(ROOTS, a_library_asks),
-        ):
-            _state.patches.append(patch)
-            patch.install(Settings())
-        _tell_regions(devices)
+        for change in _CHANGES:
+            change(here, _state.changes)
+        _tell_regions(here)
         if os.environ.get(_MIGRATION, "0") not in ("", "0"):
             migrate_from_cuda()
     except BaseException:
@@ -121,27 +115,24 @@ def migrate_from_cuda() -> None:
         return
     here.names.add("cuda")
     here.backends.add("nccl")
-    patch = CudaNames(here, importlib.import_module("habana_frameworks.torch.hpu"))
-    _state.patches.append(patch)
-    patch.install(Settings())
+    change_cuda(here, importlib.import_module("habana_frameworks.torch.hpu"), _state.changes)
     _tell_regions(here)
 
 
 def switch_off() -> None:
     """Restores torch and Python. Modules of the stand-in that were imported stay imported."""
-    while _state.patches:
-        _state.patches.pop().uninstall()
-    sys.meta_path = [one for one in sys.meta_path if one is not _state.finder]
-    _state.devices = _state.finder = None
+    _state.changes.close()
+
+
+def _remove(finder: Finder) -> None:
+    sys.meta_path = [one for one in sys.meta_path if one is not finder]
+
+
+def _forget() -> None:
+    _state.devices = None
     regions.stand_ins.clear()
     _core.set_devices_of_regions(None)
     installation.numbers.clear()
-    if _state.tells_children:
-        stop_sending_to_children(_ENTRY)
-        os.environ.pop(VARIABLE, None)
-        if _state.variable_before is not None:
-            os.environ[VARIABLE] = _state.variable_before
-        _state.tells_children = False
 
 
 def _tell_regions(devices: Devices) -> None:
@@ -155,7 +146,15 @@ def prepare_children(device: str | None = None) -> None:
     they import the script. Other processes do so when they import habana_mp, because of the environment variable
     HABANA_MP_GAUDI."""
     if not _state.tells_children:
-        _state.variable_before = os.environ.get(VARIABLE)
         _state.tells_children = True
+        _state.changes.callback(_stop_telling_children, os.environ.get(VARIABLE))
     os.environ[VARIABLE] = str(devices().real if device is None else chosen(device))
     send_to_children(_ENTRY, lambda: (switch_on, os.environ[VARIABLE]))
+
+
+def _stop_telling_children(before: str | None) -> None:
+    _state.tells_children = False
+    stop_sending_to_children(_ENTRY)
+    os.environ.pop(VARIABLE, None)
+    if before is not None:
+        os.environ[VARIABLE] = before

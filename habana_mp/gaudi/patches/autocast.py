@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.gaudi.patches.names import Meaning, with_arguments
-from habana_mp.patches.tools.code_exchange import Replacement
-from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.gaudi.devices import Devices
+from habana_mp.gaudi.patches.changes import Changes
+from habana_mp.scopes import regions
 
 _AUTOCAST = Assumption(
     "torch.autocast-class",
@@ -24,60 +24,45 @@ _AUTOCAST = Assumption(
 _REGION = "_habana_mp_region"
 
 
-class HpuAutocast(Patch):
+def change_autocast(hpu: Devices, changes: Changes) -> None:
     """Makes torch.autocast on the stand-in's device a region of ``hmp.autocast`` on the real one, with HPU's lists."""
 
-    def __init__(self, meaning: Meaning) -> None:
-        self._meaning = meaning
-        self._replacements: list[Replacement] = []
-
-    def install(self, settings: Settings) -> None:
-        if self._replacements or not holds(_AUTOCAST, _is_as_expected):
-            return
-        autocast: Any = torch.autocast
-        scaler: Any = torch.amp.GradScaler
-        self._replacements = [
-            Replacement(autocast.__init__, self._begin),
-            Replacement(autocast.__enter__, _enter),
-            Replacement(autocast.__exit__, _exit),
-            Replacement(scaler.__init__, with_arguments(scaler.__init__, self._scale)),
-        ]
-        for decorate in (torch.amp.custom_fwd, torch.amp.custom_bwd):
-            self._replacements.append(Replacement(decorate, with_arguments(decorate, self._decorate)))
-        for replacement in self._replacements:
-            replacement.install()
-
-    def uninstall(self) -> None:
-        while self._replacements:
-            self._replacements.pop().uninstall()
-
-    def _begin(self, original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        from habana_mp.scopes.regions import autocast
-
+    def begin(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         itself, device_type, dtype, enabled, cache_enabled = (*arguments, *keywords.values())
         device_type = device_type.type if isinstance(device_type, torch.device) else device_type
-        if not self._meaning.means(device_type):
+        if not hpu.means(device_type):
             original(itself, device_type, dtype, enabled, cache_enabled)
             return
-        real = self._meaning.real_of(device_type, "torch.autocast").type
+        real = hpu.real_of(device_type, "torch.autocast").type
         if device_type == "cuda" and dtype is torch.float16:  # also the default of torch.cuda.amp.autocast
             dtype = torch.bfloat16
         # torch.cuda.amp.autocast passes True, which is the default.
-        region = autocast(real, dtype, enabled, None if cache_enabled is True else cache_enabled, preset="hpu")
+        region = regions.autocast(real, dtype, enabled, None if cache_enabled is True else cache_enabled, preset="hpu")
         original(itself, real, torch.bfloat16 if dtype is None else dtype, enabled, cache_enabled)
         setattr(itself, _REGION, region)
 
-    def _decorate(self, arguments: dict[str, Any]) -> None:
+    def decorate(arguments: dict[str, Any]) -> None:
         given = arguments.get("device_type")
-        if isinstance(given, str) and self._meaning.means(given):
-            arguments["device_type"] = self._meaning.real_of(given, "torch.amp.custom_fwd").type
+        if isinstance(given, str) and hpu.means(given):
+            arguments["device_type"] = hpu.real_of(given, "torch.amp.custom_fwd").type
 
-    def _scale(self, arguments: dict[str, Any]) -> None:
+    def scale(arguments: dict[str, Any]) -> None:
         given = arguments.get("device", "cuda")  # torch's default
-        if self._meaning.means(given):
-            arguments["device"] = self._meaning.real_of(given, "torch.amp.GradScaler").type
+        if hpu.means(given):
+            arguments["device"] = hpu.real_of(given, "torch.amp.GradScaler").type
             if given == "cuda":
                 arguments["enabled"] = False  # bfloat16 needs no scaling
+
+    if not holds(_AUTOCAST, _is_as_expected):
+        return
+    autocast: Any = torch.autocast
+    scaler: Any = torch.amp.GradScaler
+    changes.replace(autocast.__init__, begin)
+    changes.replace(autocast.__enter__, _enter)
+    changes.replace(autocast.__exit__, _exit)
+    changes.edit(scaler.__init__, scale)
+    for decorator in (torch.amp.custom_fwd, torch.amp.custom_bwd):
+        changes.edit(decorator, decorate)
 
 
 def _enter(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

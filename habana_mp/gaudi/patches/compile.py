@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.gaudi.patches.names import Meaning
-from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.gaudi.devices import Devices
+from habana_mp.gaudi.patches.changes import Changes
 
 _REGISTRY = Assumption(
     "dynamo.backends",
@@ -32,36 +32,25 @@ NAMES = ("hpu_backend", "aot_hpu_training_backend", "aot_hpu_inference_backend")
 _DEFAULT = "inductor"
 
 
-class HpuBackends(WhenImported):
+def change_backends(hpu: Devices, changes: Changes) -> None:
     """Makes Gaudi's backends mean the default one, as long as the stand-in is on."""
 
-    name = "torch._dynamo.backends.registry"
+    def change(module: Any) -> None:
+        def backend(name: str) -> Any:
+            def compile_graph(graph: Any, inputs: list[Any], **_: Any) -> Any:
+                hpu.tell("torch.compile", name, _DEFAULT)
+                return module.lookup_backend(_DEFAULT)(graph, inputs)  # without Gaudi's options
 
-    def __init__(self, meaning: Meaning) -> None:
-        super().__init__()
-        self._meaning = meaning
-        self._added: list[str] = []
+            return compile_graph
 
-    def do(self, module: Any) -> None:
-        if not holds(_REGISTRY, lambda: _is_as_expected(module), self.name):
-            return
-        for name in NAMES:
-            if name not in module._COMPILER_FNS and name not in module._BACKENDS:
-                module.register_backend(self._backend(module, name), name=name)
-                self._added.append(name)
+        tables = ("_COMPILER_FNS", "_BACKENDS")
+        if holds(_REGISTRY, lambda: all(isinstance(vars(module)[one], dict) for one in tables), module.__name__):
+            for name in NAMES:
+                module.register_backend(backend(name), name=name)
+                for table in tables:
+                    changes.callback(vars(module)[table].pop, name, None)
 
-    def undo(self, module: Any) -> None:
-        while self._added:
-            name = self._added.pop()
-            module._COMPILER_FNS.pop(name, None)
-            module._BACKENDS.pop(name, None)
-
-    def _backend(self, module: Any, name: str) -> Any:
-        def compile_graph(graph: Any, inputs: list[Any], **_: Any) -> Any:
-            self._meaning.tell("torch.compile", name, _DEFAULT)
-            return module.lookup_backend(_DEFAULT)(graph, inputs)  # without Gaudi's options
-
-        return compile_graph
+    changes.when_imported("torch._dynamo.backends.registry", change)
 
 
 def compile_backward(enabled: bool) -> None:
@@ -76,7 +65,3 @@ def compile_backward(enabled: bool) -> None:
             f"`enable_compiled_autograd`: torch {torch.__version__} cannot compile a backward as a whole; leave it out"
         )
     config.compiled_autograd = enabled
-
-
-def _is_as_expected(module: Any) -> bool:
-    return isinstance(module._COMPILER_FNS, dict) and isinstance(module._BACKENDS, dict)

@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
+from habana_mp.gaudi.callers import is_script
+from habana_mp.gaudi.devices import Devices
+from habana_mp.gaudi.patches.changes import Changes
 from habana_mp.gaudi.patches.devices import Method
-from habana_mp.gaudi.patches.names import Meaning
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
-from habana_mp.patches.tools.patch import Patch, Settings
 
 #: Functions that the stand-in's ``torch.hpu`` has too.
 _FUNCTIONS = (
     *("can_device_access_peer", "current_device", "current_stream", "default_stream", "device_count", "empty_cache"),
     *("get_device_capability", "get_device_name", "get_device_properties", "get_rng_state", "get_rng_state_all"),
     *("init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized", "manual_seed"),
-    *("manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated"),
-    *("memory_reserved", "memory_summary", "reset_accumulated_memory_stats"),
-    *("reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state"),
-    *("set_rng_state_all", "set_stream", "stream", "synchronize"),
+    *("make_graphed_callables", "manual_seed_all", "max_memory_allocated", "max_memory_cached", "max_memory_reserved"),
+    *("mem_get_info", "memory_allocated", "memory_cached", "memory_reserved", "memory_summary"),
+    *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all"),
+    *("set_device", "set_rng_state", "set_rng_state_all", "set_stream", "stream", "synchronize"),
 )
 _CLASSES = ("Event", "Stream", "device")
 #: The classes of tensors on CUDA, which have namesakes on the CPU.
@@ -37,97 +37,79 @@ _MARKS = ("mark", "range_end", "range_pop", "range_push", "range_start")
 class _IsCuda:
     """``Tensor.is_cuda``, as the script's own code sees it."""
 
-    def __init__(self, meaning: Meaning) -> None:
-        self._meaning = meaning
+    def __init__(self, hpu: Devices) -> None:
+        self._hpu = hpu
         self._torchs = inspect.getattr_static(torch.Tensor, "is_cuda")
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
         if tensor is None:
             return self._torchs
         frame = inspect.currentframe()
-        if frame is not None and self._meaning.is_script(frame.f_back):
-            return tensor.device.type == self._meaning.real.type
+        if frame is not None and is_script(frame.f_back):
+            return tensor.device.type == self._hpu.real.type
         return self._torchs.__get__(tensor, owner)
 
     def __set__(self, tensor: Any, value: Any) -> None:
         self._torchs.__set__(tensor, value)
 
 
-class CudaNames(Patch):
+def change_cuda(hpu: Devices, torch_hpu: Any, changes: Changes) -> None:
     """``torch.cuda``, ``.cuda()`` and ``.is_cuda`` for the script's own code. torch and libraries still see no CUDA."""
 
-    def __init__(self, meaning: Meaning, hpu: Any) -> None:
-        self._meaning = meaning
-        self._hpu = hpu
-        self._attributes = ExchangedAttributes()
+    def for_script(module: Any, name: str, instead: Any) -> None:
+        original = getattr(module, name)
 
-    def install(self, settings: Settings) -> None:
-        hpu: Any = self._hpu
-        for name in _FUNCTIONS:
-            self._exchange(torch.cuda, name, getattr(hpu, name))
-        for module, instead in ((torch.cuda.memory, hpu.memory), (torch.cuda.random, hpu.random)):
-            for name in instead.__all__:
-                if name != "memory_stats" and callable(vars(module).get(name)):
-                    self._exchange(module, name, getattr(instead, name))
-        for module in (torch.cuda, torch.cuda.memory):
-            self._exchange(module, "memory_stats", self._memory_stats)
-        self._exchange(torch, "get_autocast_gpu_dtype", lambda: torch.bfloat16)
-        self._attributes.exchange(torch, "get_autocast_dtype", self._dtype(torch.get_autocast_dtype))
-        self._exchange(torch.cuda, "make_graphed_callables", hpu.make_graphed_callables)
-        self._exchange(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-        self._attributes.exchange(torch.cuda, "CUDAGraph", hpu.HPUGraph)
-        self._attributes.exchange(
-            torch.cuda, "graph", lambda graph, pool=None, stream=None, **_: hpu.graph(graph, stream)
-        )
-        for name in _MARKS:
-            self._exchange(torch.cuda.nvtx, name, _mark_nothing)
-        self._exchange(torch.cuda.nvtx, "range", _mark_no_range)
-        self._attributes.exchange(torch.cuda, "default_generators", hpu.random.default_generators)
-        if self._meaning.real.type == "cpu":
-            for name in _TENSORS:
-                self._attributes.exchange(torch.cuda, name, getattr(torch, name))
-            self._attributes.exchange(torch.Tensor, "type", Method("type", _type(torch.Tensor.type)))
-        for name in _CLASSES:
-            self._attributes.exchange(torch.cuda, name, getattr(hpu, name))
-        self._attributes.exchange(torch.Tensor, "is_cuda", _IsCuda(self._meaning))
-        for owner in (torch.Tensor, torch.nn.Module, torch.UntypedStorage):
-            self._attributes.exchange(owner, "cuda", vars(owner)["hpu"])
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            frame = inspect.currentframe()
+            if frame is None or not is_script(frame.f_back):
+                return original(*args, **kwargs)
+            hpu.tell(f"{module.__name__}.{name}", "cuda")
+            return instead(*args, **kwargs)
 
-    def uninstall(self) -> None:
-        self._attributes.put_back()
+        changes.exchange(module, name, function)
 
-    def _memory_stats(self, device: Any = None) -> dict[str, int]:
+    def memory_stats(device: Any = None) -> dict[str, int]:
         """Returns the statistics under the names of HPU's and under those of CUDA's that scripts read."""
-        memory = self._hpu.memory
+        memory = torch_hpu.memory
         found: dict[str, int] = memory.memory_stats(device)
         for name, kind in (("allocated", "allocated"), ("active", "allocated"), ("reserved", "reserved")):
             found[f"{name}_bytes.all.current"] = getattr(memory, f"memory_{kind}")()
             found[f"{name}_bytes.all.peak"] = getattr(memory, f"max_memory_{kind}")()
         return {**found, "num_alloc_retries": 0, "num_ooms": 0}
 
-    def _dtype(self, torchs: Any) -> Callable[[str], torch.dtype]:
-        """Returns a function for all callers, since torch.compile cannot trace a search for the caller."""
-        meaning = self._meaning
+    torchs_dtype = torch.get_autocast_dtype
 
-        @functools.wraps(torchs)
-        def dtype(device_type: str) -> torch.dtype:
-            return torch.bfloat16 if meaning.means(device_type) else torchs(device_type)
+    @functools.wraps(torchs_dtype)
+    def dtype(device_type: str) -> torch.dtype:
+        """For all callers, since torch.compile cannot trace a search for the caller."""
+        return torch.bfloat16 if hpu.means(device_type) else torchs_dtype(device_type)
 
-        return dtype
-
-    def _exchange(self, module: Any, name: str, instead: Any) -> None:
-        """Replaces a function for the script's own code."""
-        original, meaning = getattr(module, name), self._meaning
-
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            frame = inspect.currentframe()
-            if frame is None or not meaning.is_script(frame.f_back):
-                return original(*args, **kwargs)
-            meaning.tell(f"{module.__name__}.{name}", "cuda")
-            return instead(*args, **kwargs)
-
-        self._attributes.exchange(module, name, function)
+    cuda = torch.cuda
+    for module in (cuda, cuda.memory, cuda.random):
+        for name in _FUNCTIONS:
+            if callable(vars(module).get(name)):
+                for_script(module, name, getattr(torch_hpu, name))
+    for_script(cuda, "memory_stats", memory_stats)
+    for_script(cuda.memory, "memory_stats", memory_stats)
+    for_script(cuda, "graph_pool_handle", lambda: (0, 0))
+    for_script(torch, "get_autocast_gpu_dtype", lambda: torch.bfloat16)
+    for name in _MARKS:
+        for_script(cuda.nvtx, name, _mark_nothing)
+    for_script(cuda.nvtx, "range", _mark_no_range)
+    changes.exchange(torch, "get_autocast_dtype", dtype)
+    changes.exchange(cuda, "CUDAGraph", torch_hpu.HPUGraph)
+    changes.exchange(cuda, "graph", lambda graph, pool=None, stream=None, **_: torch_hpu.graph(graph, stream))
+    changes.exchange(cuda, "default_generators", torch_hpu.random.default_generators)
+    if hpu.real.type == "cpu":
+        for name in _TENSORS:
+            changes.exchange(cuda, name, getattr(torch, name))
+        changes.exchange(torch.Tensor, "type", Method("type", _type(torch.Tensor.type)))
+    for name in _CLASSES:
+        changes.exchange(cuda, name, getattr(torch_hpu, name))
+    changes.exchange(torch.Tensor, "is_cuda", _IsCuda(hpu))
+    for owner in (torch.Tensor, torch.nn.Module, torch.UntypedStorage):
+        changes.exchange(owner, "cuda", vars(owner)["hpu"])
 
 
 def _type(torchs: Any) -> Callable[..., Any]:

@@ -15,10 +15,9 @@ from torch.jit import _builtins
 from torch.utils import _device as torchs_device
 
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.gaudi.patches.names import Meaning, with_arguments
-from habana_mp.patches.tools.code_exchange import Replacement
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
-from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.gaudi.callers import is_script
+from habana_mp.gaudi.devices import Devices
+from habana_mp.gaudi.patches.changes import Changes
 
 #: torch functions that take ``device=``. Some releases lack some of them.
 _FUNCTIONS = (
@@ -73,15 +72,15 @@ def _copied(data: torch.Tensor, *, requires_grad: bool = False, pin_memory: bool
 class _Device:
     """``Tensor.device``, as the script's own code sees it. On the class it is torch's own descriptor."""
 
-    def __init__(self, meaning: Meaning) -> None:
+    def __init__(self, hpu: Devices) -> None:
         self._torchs = inspect.getattr_static(torch.Tensor, "device")
-        self._real, self._seen, self._is_script = self._torchs.__get__, meaning.seen, meaning.is_script
+        self._real, self._seen = self._torchs.__get__, hpu.seen
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
         if tensor is None:
             return self._torchs
         real = self._real(tensor)
-        return self._seen(real) if self._is_script(sys._getframe(1)) else real
+        return self._seen(real) if is_script(sys._getframe(1)) else real
 
     def __set__(self, tensor: Any, value: Any) -> None:
         self._torchs.__set__(tensor, value)
@@ -98,144 +97,111 @@ class Method:
         return self._torchs if tensor is None else types.MethodType(self._call, tensor)
 
 
-class HpuDevices(Patch):
+def change_devices(hpu: Devices, changes: Changes) -> None:
     """Factories, methods of tensors and modules, generators, ``torch.set_default_device`` and ``with torch.device``."""
+    # First, because torch collects its own functions when DeviceContext needs them for the first time.
+    if holds(_DEVICE_MODES, _modes_are_as_expected):
 
-    def __init__(self, meaning: Meaning) -> None:
-        self._meaning = meaning
-        self._attributes = ExchangedAttributes()
-        self._context: Replacement | None = None
-        #: Functions that are registered with TorchScript.
-        self._in_script: list[Any] = []
+        def map_default(arguments: dict[str, Any]) -> None:
+            arguments["device"] = hpu.real_of(hpu.numbered(arguments["device"]), "the default device")
 
-    def install(self, settings: Settings) -> None:
-        # First, because torch collects its own functions when DeviceContext needs them for the first time.
-        if holds(_DEVICE_MODES, _modes_are_as_expected):
-            context = torchs_device.DeviceContext.__init__
-            self._context = Replacement(context, with_arguments(context, self._map_default))
-            self._context.install()
-        for module, names in ((torch, _FUNCTIONS), (torch.fft, _OF_FFT)):
-            for name in names:
-                if hasattr(module, name):
-                    original, function = getattr(module, name), self._function(module, name)
-                    self._attributes.exchange(module, name, function)
-                    self._tell_script(original, function)
-        for name in _METHODS:
-            method = Method(name, self._method(getattr(torch.Tensor, name), f"Tensor.{name}"))
-            self._attributes.exchange(torch.Tensor, name, method)
-        self._attributes.exchange(torch.Tensor, "pin_memory", Method("pin_memory", self._pin_memory()))
-        if holds(_TENSOR_DEVICE, _device_is_inherited):
-            self._attributes.exchange(torch.Tensor, "device", _Device(self._meaning))
-        self._add_methods()
-        self._attributes.exchange(torch, "Generator", _generator_class(self._meaning))
-
-    def _tell_script(self, original: Any, function: Any) -> None:
-        if holds(_SCRIPT_BUILTINS, lambda: _script_builtins._find_builtin(original) is not None):
-            operator = _script_builtins._find_builtin(original)
-            if operator is not None:
-                _script_builtins._register_builtin(function, operator)
-                self._in_script.append(function)
-
-    def uninstall(self) -> None:
-        self._attributes.put_back()
-        while self._in_script:
-            _script_builtins._get_builtin_table().pop(id(self._in_script.pop()), None)
-        if self._context is not None:
-            self._context.uninstall()
-            self._context = None
-
-    def _map_default(self, arguments: dict[str, Any]) -> None:
-        given = self._meaning.numbered(arguments["device"])
-        arguments["device"] = self._meaning.real_of(given, "the default device")
-
-    def _function(self, module: types.ModuleType, name: str) -> Callable[..., Any]:
-        meaning, original, full_name = self._meaning, getattr(module, name), f"{module.__name__}.{name}"
-
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
-                kwargs["device"] = meaning.real_of(device, full_name)
-                if function is torch.tensor and args and isinstance(args[0], torch.Tensor):
-                    return _copied(*args, **kwargs)  # torch would warn at this line
-            return original(*args, **kwargs)
-
-        # Functions are pickled by their names.
-        function.__module__, function.__name__, function.__qualname__ = module.__name__, name, name
-        return function
-
-    def _method(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        meaning = self._meaning
-        takes_device_first = original.__name__ == "to"
-
-        @functools.wraps(original)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if args and meaning.means(first := meaning.numbered(args[0]) if takes_device_first else args[0]):
-                args = (meaning.real_of(first, name), *args[1:])
-            elif "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
-                kwargs["device"] = meaning.real_of(device, name)
-            return original(self, *args, **kwargs)
-
-        return method
-
-    def _pin_memory(self) -> Callable[..., Any]:
-        meaning, original = self._meaning, torch.Tensor.pin_memory
-
-        def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-            if not meaning.means(device):
-                return original(self) if device is None else original(self, device)
-            real = meaning.real_of(device, "Tensor.pin_memory")
-            return self if real.type == "cpu" else original(self)
-
-        return pin_memory
-
-    def _add_methods(self) -> None:
-        meaning = self._meaning
-
-        def named(device: Any) -> Any:
-            return "hpu" if device is None else f"hpu:{device}" if isinstance(device, int) else device
-
-        def hpu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-            """Returns the tensor on the stand-in's device."""
-            real = meaning.real_of(named(device), "Tensor.hpu")
-            return self.to(real, non_blocking=non_blocking, **kwargs)
-
-        def module_hpu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
-            """Moves all parameters and buffers to the stand-in's device."""
-            return self.to(meaning.real_of(named(device), "Module.hpu"))
-
-        def is_hpu(self: torch.Tensor) -> bool:
-            """True if the tensor is on the stand-in's device."""
-            return self.device.type == meaning.real.type
-
-        def storage_hpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-            """Returns the storage on the stand-in's device."""
-            real = meaning.real_of(named(device), "UntypedStorage.hpu")
-            return self if self.device == real else self.to(device=real, non_blocking=non_blocking)
-
-        record = torch.Tensor.record_stream
-
-        def record_stream(self: torch.Tensor, s: Any) -> None:
-            """Keeps the memory until the stream's work is done. On a CPU it is done already."""
-            if meaning.real.type != "cpu":
-                record(self, s)
-
-        module_to = self._method(torch.nn.Module.to, "Module.to")
-        self._attributes.exchange(torch.nn.Module, "to", module_to)
-        self._attributes.exchange(torch.Tensor, "record_stream", Method("record_stream", record_stream))
-        methods = ((hpu, torch.Tensor), (module_hpu, torch.nn.Module), (storage_hpu, torch.UntypedStorage))
-        for function, owner in methods:
-            name = "hpu"
-            function.__name__, function.__qualname__ = name, f"{owner.__name__}.{name}"
-            self._attributes.exchange(owner, name, function)
-        self._attributes.exchange(torch.Tensor, "is_hpu", property(is_hpu))
+        changes.edit(torchs_device.DeviceContext.__init__, map_default)
+    for module, names in ((torch, _FUNCTIONS), (torch.fft, _OF_FFT)):
+        for name in names:
+            if hasattr(module, name):
+                original, function = getattr(module, name), _function(hpu, module, name)
+                changes.exchange(module, name, function)
+                _tell_script(original, function, changes)
+    for name in _METHODS:
+        method = Method(name, _method(hpu, getattr(torch.Tensor, name), f"Tensor.{name}"))
+        changes.exchange(torch.Tensor, name, method)
+    if holds(_TENSOR_DEVICE, _device_is_inherited):
+        changes.exchange(torch.Tensor, "device", _Device(hpu))
+    _add_methods(hpu, changes)
+    changes.exchange(torch, "Generator", _generator_class(hpu))
 
 
-def _generator_class(meaning: Meaning) -> type:
+def _tell_script(original: Any, function: Any, changes: Changes) -> None:
+    """Registers the function with TorchScript."""
+    if holds(_SCRIPT_BUILTINS, lambda: _script_builtins._find_builtin(original) is not None):
+        operator = _script_builtins._find_builtin(original)
+        if operator is not None:
+            _script_builtins._register_builtin(function, operator)
+            changes.callback(_script_builtins._get_builtin_table().pop, id(function), None)
+
+
+def _function(hpu: Devices, module: types.ModuleType, name: str) -> Callable[..., Any]:
+    original, full_name = getattr(module, name), f"{module.__name__}.{name}"
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs and hpu.means(device := hpu.numbered(kwargs["device"])):
+            kwargs["device"] = hpu.real_of(device, full_name)
+            if function is torch.tensor and args and isinstance(args[0], torch.Tensor):
+                return _copied(*args, **kwargs)  # torch would warn at this line
+        return original(*args, **kwargs)
+
+    # Functions are pickled by their names.
+    function.__module__, function.__name__, function.__qualname__ = module.__name__, name, name
+    return function
+
+
+def _method(hpu: Devices, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    takes_device_first = original.__name__ == "to"
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and hpu.means(first := hpu.numbered(args[0]) if takes_device_first else args[0]):
+            args = (hpu.real_of(first, name), *args[1:])
+        elif "device" in kwargs and hpu.means(device := hpu.numbered(kwargs["device"])):
+            kwargs["device"] = hpu.real_of(device, name)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _moved(hpu: Devices, name: str) -> Callable[..., Any]:
+    def moved(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """Returns this on the stand-in's device."""
+        named = "hpu" if device is None else f"hpu:{device}" if isinstance(device, int) else device
+        return self.to(device=hpu.real_of(named, name), non_blocking=non_blocking, **kwargs)
+
+    moved.__name__, moved.__qualname__ = "hpu", name
+    return moved
+
+
+def _add_methods(hpu: Devices, changes: Changes) -> None:
+    torchs_pin_memory, torchs_record_stream = torch.Tensor.pin_memory, torch.Tensor.record_stream
+
+    def is_hpu(self: torch.Tensor) -> bool:
+        """True if the tensor is on the stand-in's device."""
+        return self.device.type == hpu.real.type
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if not hpu.means(device):
+            return torchs_pin_memory(self) if device is None else torchs_pin_memory(self, device)
+        real = hpu.real_of(device, "Tensor.pin_memory")
+        return self if real.type == "cpu" else torchs_pin_memory(self)
+
+    def record_stream(self: torch.Tensor, s: Any) -> None:
+        """Keeps the memory until the stream's work is done. On a CPU it is done already."""
+        if hpu.real.type != "cpu":
+            torchs_record_stream(self, s)
+
+    for method in (pin_memory, record_stream):
+        changes.exchange(torch.Tensor, method.__name__, Method(method.__name__, method))
+    changes.exchange(torch.nn.Module, "to", _method(hpu, torch.nn.Module.to, "Module.to"))
+    for owner in (torch.Tensor, torch.nn.Module, torch.UntypedStorage):
+        changes.exchange(owner, "hpu", _moved(hpu, f"{owner.__name__}.hpu"))
+    changes.exchange(torch.Tensor, "is_hpu", property(is_hpu))
+
+
+def _generator_class(hpu: Devices) -> type:
     torchs: Any = torch.Generator
 
     class Meta(type(torchs)):  # type: ignore[misc]  # the metaclass of torch's own class
         def __call__(cls, device: Any = "cpu") -> Any:
-            return super().__call__(meaning.real_of(meaning.numbered(device), "torch.Generator"))
+            return super().__call__(hpu.real_of(hpu.numbered(device), "torch.Generator"))
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, torchs) if cls is made else super().__instancecheck__(instance)

@@ -31,19 +31,31 @@ class Seen(Mode):  # type: ignore[misc]  # see `Mode`
         return func(*args, **kwargs)
 
 
-class _Recorder(Mode):  # type: ignore[misc]  # see `Mode`
+class Recording(Mode):  # type: ignore[misc]  # see `Mode`
+    """Operations that were called between :meth:`capture_begin` and :meth:`capture_end`. They can be replayed with the
+    same tensors.
+
+    Writes to tensors from before the recording are undone at the end: a device only records them in a capture.
+    """
+
     def __init__(self) -> None:
+        require_modes()
         super().__init__()
-        self.calls: list[tuple[Any, Any, dict[str, Any], list[Tensor | None]]] = []
+        self._is_open = False
+        self.reset()
+
+    def reset(self) -> None:
+        self._calls: list[tuple[Any, Any, dict[str, Any], list[Tensor | None]]] | None = None
         #: Tensors from before the recording that were written to, with copies of their former values.
-        self.before: list[tuple[Tensor, Tensor]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert self._calls is not None
         kwargs = kwargs or {}
         for tensor in written_by(func, args, kwargs):
             if tensor.untyped_storage().data_ptr() not in self._known:
-                self.before.append((tensor, tensor.clone()))
+                self._before.append((tensor, tensor.clone()))
         result = func(*args, **kwargs)
         views = [one.alias_info is not None for one in func._schema.returns]
         given = result if isinstance(result, tuple) else (result,)
@@ -54,47 +66,33 @@ class _Recorder(Mode):  # type: ignore[misc]  # see `Mode`
                 kept.append(leaf if is_made else None)
                 if is_made:
                     self._known.add(leaf.untyped_storage().data_ptr())
-        self.calls.append((func, args, kwargs, kept))
+        self._calls.append((func, args, kwargs, kept))
         return result
 
-
-class Recording:
-    """Operations that were called between :meth:`begin` and :meth:`end`. They can be replayed with the same tensors.
-
-    Writes to tensors from before the recording are undone at the end: a device only records them in a capture.
-    """
-
-    def __init__(self) -> None:
-        require_modes()
-        self._recorder: _Recorder | None = None
-        self._is_open = False
-
-    def begin(self) -> None:
+    def capture_begin(self) -> None:
         if self._is_open:
             raise RuntimeError("this graph is being captured already: call `capture_end` first")
-        self._recorder = _Recorder()
-        self._recorder.__enter__()
+        self.reset()
+        self._calls = []
+        self.__enter__()
         self._is_open = True
 
-    def end(self) -> None:
-        if self._recorder is None or not self._is_open:
+    def capture_end(self) -> None:
+        if not self._is_open:
             raise RuntimeError("no capture has begun: call `capture_begin` first")
-        self._recorder.__exit__(None, None, None)
+        self.__exit__(None, None, None)
         self._is_open = False
         with torch.no_grad():
-            for tensor, before in reversed(self._recorder.before):
+            for tensor, before in reversed(self._before):
                 tensor.copy_(before)
-        self._recorder.before.clear()
+        self._before.clear()
 
     def replay(self) -> None:
-        if self._recorder is None or self._is_open:
+        if self._calls is None or self._is_open:
             raise RuntimeError("nothing was captured: call `capture_begin` and `capture_end` first")
         with torch.no_grad():
-            for func, args, kwargs, kept in self._recorder.calls:
+            for func, args, kwargs, kept in self._calls:
                 result = func(*args, **kwargs)
                 for old, new in zip(kept, tree_leaves(result), strict=True):
                     if old is not None and old is not new:
                         old.copy_(new)
-
-    def reset(self) -> None:
-        self._recorder = None

@@ -13,15 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-__all__ = [
-    "FusedAdagrad",
-    "FusedAdamW",
-    "FusedLamb",
-    "FusedLars",
-    "FusedResourceApplyMomentum",
-    "FusedSGD",
-]
-
 _Params = Iterable[Any]
 _Closure = Callable[[], Any] | None
 
@@ -67,11 +58,6 @@ def _loss_of(closure: _Closure) -> Any:
 class FusedAdamW(torch.optim.AdamW):
     """:class:`torch.optim.AdamW` with Gaudi's arguments and defaults, among them the option ``bias_correction``."""
 
-    def __new__(cls, *arguments: Any, **keywords: Any) -> FusedAdamW:
-        # Torch's step always corrects the averages, so a subclass makes steps without correction.
-        bias_correction = keywords.get("bias_correction", arguments[5] if len(arguments) > 5 else True)
-        return super().__new__(cls if bias_correction or cls is not FusedAdamW else _UncorrectedAdamW)
-
     def __init__(
         self,
         params: _Params,
@@ -81,6 +67,8 @@ class FusedAdamW(torch.optim.AdamW):
         weight_decay: float = 0.0,
         bias_correction: bool = True,
     ) -> None:
+        if not bias_correction and type(self) is FusedAdamW:
+            self.__class__ = _UncorrectedAdamW  # torch's step always corrects the averages
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.register_step_pre_hook(_made_dense)
         self.register_step_pre_hook(_may_be_fused)
@@ -282,20 +270,8 @@ class FusedLars(Optimizer):
         self._eeta = eeta
         self._eps = eps
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute of torch's
-        return self.optim.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]  # an attribute of torch's
-        return self.optim.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # an attribute of torch's
-        return self.optim.defaults
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["optim"], name)  # hooks, for instance
+        return getattr(vars(self)["optim"], name)  # the groups, the state, hooks, ...
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -313,10 +289,6 @@ class FusedLars(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of the inner optimizer."""
         self.optim.load_state_dict(state_dict)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Resets the gradients, as the inner optimizer does."""
-        self.optim.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group. The gradients of its weights are scaled."""

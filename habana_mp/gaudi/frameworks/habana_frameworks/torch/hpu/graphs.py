@@ -36,22 +36,15 @@ class HPUGraph:
     """
 
     def __init__(self) -> None:
-        self._on_cuda = devices().real.type == "cuda"
-        self._graph: Any = torch.cuda.CUDAGraph() if self._on_cuda else Recording()
+        self._graph: Any = torch.cuda.CUDAGraph() if devices().real.type == "cuda" else Recording()
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
         """Begins the capture. Calls from now on belong to the graph, and take effect when it is replayed."""
-        if self._on_cuda:
-            self._graph.capture_begin()
-        else:
-            self._graph.begin()
+        self._graph.capture_begin()
 
     def capture_end(self) -> None:
         """Ends the capture: the graph is complete."""
-        if self._on_cuda:
-            self._graph.capture_end()
-        else:
-            self._graph.end()
+        self._graph.capture_end()
 
     def replay(self, asynchronous: bool = False) -> None:
         """Runs the graph. Results are written to the tensors that the capture returned."""
@@ -65,10 +58,9 @@ class HPUGraph:
 @contextmanager
 def graph(hpu_graph: HPUGraph, stream: Any = None, **_: Any) -> Iterator[None]:
     """Returns a context whose operations are captured."""
-    chosen = stream
-    if chosen is None and devices().real.type == "cuda":
-        chosen = streams.Stream()  # CUDA cannot capture on the default stream
-    with streams.stream(chosen):
+    if stream is None and devices().real.type == "cuda":
+        stream = streams.Stream()  # CUDA cannot capture on the default stream
+    with streams.stream(stream):
         hpu_graph.capture_begin()
         try:
             yield
@@ -77,12 +69,11 @@ def graph(hpu_graph: HPUGraph, stream: Any = None, **_: Any) -> Iterator[None]:
 
 
 def wrap_in_hpu_graph(module: _T, *_: Any, **__: Any) -> _T:
-    """Returns the module or function unchanged. On Gaudi its calls are captured for each shape and replayed."""
+    """Returns the module or functions unchanged. On Gaudi its calls are captured for each shape and replayed."""
     return module
 
 
-#: The same, for a function.
-wrap_in_hpu_graph_func = wrap_in_hpu_graph
+wrap_in_hpu_graph_func = make_graphed_callables = wrap_in_hpu_graph
 
 
 @dataclass
@@ -123,11 +114,6 @@ def copy_to(dst: Any, src: Any) -> None:
         raise ValueError(f"`src` must have the structure of `dst`; got {type(src).__name__}, {type(dst).__name__}")
 
 
-def make_graphed_callables(callables: _T, sample_args: Any = None, *_: Any, **__: Any) -> _T:
-    """Returns the callables unchanged. On Gaudi their calls are captured and replayed."""
-    return callables
-
-
 class ModuleCacher:
     """``ModuleCacher()(model=model, inplace=True)`` returns the model unchanged. On Gaudi its calls are captured for
     each shape and replayed."""
@@ -137,9 +123,5 @@ class ModuleCacher:
 
     def __call__(self, model: _T, *_: Any, **__: Any) -> _T:
         for name in ("capture_start", "capture_end", "set_iteration_count"):
-            setattr(model, name, _do_nothing)
+            setattr(model, name, lambda *_: None)  # the methods that a cached module has on Gaudi
         return model
-
-
-def _do_nothing(*_: Any) -> None:
-    """Stands for the methods that a cached module has on Gaudi."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +33,24 @@ def _of_process(field: str) -> int:
     raise RuntimeError(f"Linux does not tell {field} of this process")
 
 
-def _statistic(name: str, of_process: Callable[[], Any]) -> Any:
-    here = devices()
-    function = None if here.real.type == "cpu" else getattr(here.module, name, None)
-    return of_process() if function is None else function()
-
-
 def memory_allocated(device: Any = None) -> int:
     """Returns the bytes that tensors take now; on a CPU, the bytes that this process takes."""
-    return int(_statistic("memory_allocated", lambda: _of_process("VmRSS")))
+    return int(devices().asked("memory_allocated", lambda: _of_process("VmRSS")))
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """Returns the peak of :func:`memory_allocated` since the last reset."""
-    return int(_statistic("max_memory_allocated", lambda: _of_process("VmHWM")))
+    return int(devices().asked("max_memory_allocated", lambda: _of_process("VmHWM")))
 
 
 def memory_reserved(device: Any = None) -> int:
     """Returns the bytes that are reserved now."""
-    return int(_statistic("memory_reserved", lambda: _of_process("VmRSS")))
+    return int(devices().asked("memory_reserved", lambda: _of_process("VmRSS")))
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """Returns the peak of :func:`memory_reserved` since the last reset."""
-    return int(_statistic("max_memory_reserved", lambda: _of_process("VmHWM")))
+    return int(devices().asked("max_memory_reserved", lambda: _of_process("VmHWM")))
 
 
 #: Former names, which DeepSpeed asks for.
@@ -70,17 +63,15 @@ def _reset_peak() -> None:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Resets the peak to the current value."""
-    _statistic("reset_peak_memory_stats", _reset_peak)
+    devices().asked("reset_peak_memory_stats", _reset_peak)
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Resets what the real device has counted so far; for a CPU nothing is counted."""
-    _statistic("reset_accumulated_memory_stats", lambda: None)
+    devices().asked("reset_accumulated_memory_stats", lambda: None)
 
 
-def reset_max_memory_allocated(device: Any = None) -> None:
-    """Resets the peak, like :func:`reset_peak_memory_stats`."""
-    reset_peak_memory_stats(device)
+reset_max_memory_allocated = reset_peak_memory_stats
 
 
 def _of_machine() -> tuple[int, int]:
@@ -90,22 +81,18 @@ def _of_machine() -> tuple[int, int]:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Returns the free bytes, and the bytes in total."""
-    free, total = _statistic("mem_get_info", _of_machine)
+    free, total = devices().asked("mem_get_info", _of_machine)
     return int(free), int(total)
 
 
 def empty_cache() -> None:
     """Frees memory that torch keeps for later; on a CPU it keeps none."""
-    _statistic("empty_cache", lambda: None)
+    devices().asked("empty_cache", lambda: None)
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Returns the limit, the bytes in use, and their peak, under the names of HPU's statistics."""
-    return {
-        "Limit": mem_get_info()[1],
-        "InUse": memory_allocated(),
-        "MaxInUse": max_memory_allocated(),
-    }
+    return {"Limit": mem_get_info()[1], "InUse": memory_allocated(), "MaxInUse": max_memory_allocated()}
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:

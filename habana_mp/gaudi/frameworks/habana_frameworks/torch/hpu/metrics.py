@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-__all__ = ["metric_global", "metric_localcontext", "metrics_dump"]
 
 _COUNTERS = {
     "graph_compilation": ("TotalNumber", "TotalTime", "AvgTime"),
@@ -17,12 +15,13 @@ _COUNTERS = {
 }
 
 
-class _Metric:
+class _Metric(nullcontext[Any]):
     """One metric; also a context in which it is counted."""
 
     def __init__(self, name: str) -> None:
         if name not in _COUNTERS:
             raise ValueError(f"a metric must be one of {', '.join(_COUNTERS)}; got {name!r}")
+        super().__init__(self)
         self._name = name
 
     def stats(self) -> list[tuple[str, Any]]:
@@ -30,23 +29,9 @@ class _Metric:
         details = ("FallbackOps", "RecipeHit", "RecipeMiss")
         return [(name, {} if name in details else 0) for name in _COUNTERS[self._name]]
 
-    def __enter__(self) -> _Metric:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: types.TracebackType | None
-    ) -> None:
-        return None
-
-
-def metric_global(name: str) -> _Metric:
-    """Returns the metric since the process began."""
-    return _Metric(name)
-
-
-def metric_localcontext(name: str) -> _Metric:
-    """Returns a context that counts the metric."""
-    return _Metric(name)
+#: The metric since the process began, and a context that counts it.
+metric_global = metric_localcontext = _Metric
 
 
 def metrics_dump(filename: str, format: str = "json") -> None:

@@ -13,7 +13,6 @@ from habana_mp.gaudi import devices
 default_generators: tuple[torch.Generator, ...]
 
 __all__ = [
-    "default_generators",
     "get_rng_state",
     "get_rng_state_all",
     "initial_seed",
@@ -45,8 +44,7 @@ def get_rng_state(device: Any = "hpu") -> Tensor:
 
 def get_rng_state_all() -> list[Tensor]:
     """Returns the state of each device's generator."""
-    module = _module()
-    return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
+    return list(devices().asked("get_rng_state_all", lambda: [get_rng_state()]))
 
 
 def set_rng_state(new_state: Tensor, device: Any = "hpu") -> None:
@@ -56,12 +54,8 @@ def set_rng_state(new_state: Tensor, device: Any = "hpu") -> None:
 
 def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
     """Sets the state of each device's generator."""
-    module = _module()
-    if hasattr(module, "set_rng_state_all"):
-        module.set_rng_state_all(new_states)
-    else:
-        for state in new_states:
-            module.set_rng_state(state)
+    states = list(new_states)
+    devices().asked("set_rng_state_all", lambda: set_rng_state(states[0]), states)
 
 
 def manual_seed(seed: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import types
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from habana_mp.gaudi import devices
@@ -21,7 +21,17 @@ __all__ = [
 ]
 
 
-class _HostEvent:
+class _OnHost:
+    """A stream or an event of the CPU. It never waits, since all work is done."""
+
+    def synchronize(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+
+class _HostEvent(_OnHost):
     """A point in time. All earlier calls are done by then."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
@@ -34,12 +44,6 @@ class _HostEvent:
     def wait(self, stream: Any = None) -> None:
         return None
 
-    def synchronize(self) -> None:
-        return None
-
-    def query(self) -> bool:
-        return True
-
     def elapsed_time(self, end_event: _HostEvent) -> float:
         """Returns the milliseconds from this event to the other."""
         if not (self._enable_timing and end_event._enable_timing):
@@ -49,18 +53,12 @@ class _HostEvent:
         return (end_event._time - self._time) * 1000
 
 
-class _HostStream:
+class _HostStream(_OnHost):
     """The CPU's one stream."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.priority = priority
         self.device = device
-
-    def synchronize(self) -> None:
-        return None
-
-    def query(self) -> bool:
-        return True
 
     def wait_stream(self, stream: Any) -> None:
         return None
@@ -74,28 +72,9 @@ class _HostStream:
         return event
 
 
-class _HostStreamContext:
-    """A context in which a stream is the current one."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-        self._before: Any = None
-
-    def __enter__(self) -> Any:
-        self._before = _Current.stream
-        if self.stream is not None:
-            _Current.stream = self.stream
-        return self.stream
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: types.TracebackType | None
-    ) -> None:
-        _Current.stream = self._before
-
-
-class _Current:
-    default = _HostStream()
-    stream: Any = default
+_default = _HostStream()
+#: The stream that is current on the CPU, alone in a list.
+_current: list[Any] = [_default]
 
 
 def _on_host() -> bool:
@@ -106,7 +85,8 @@ class _Chosen(type):
     """A metaclass: calls create objects of the real device's class, and `isinstance` recognises them."""
 
     def _real(cls) -> Any:
-        return _HOST[cls.__name__] if _on_host() else getattr(devices().module, cls.__name__)
+        on_host: dict[str, type] = {"Stream": _HostStream, "Event": _HostEvent}
+        return on_host[cls.__name__] if _on_host() else getattr(devices().module, cls.__name__)
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         here = devices()
@@ -125,29 +105,32 @@ class Event(metaclass=_Chosen):
     """An event of the real device."""
 
 
-class StreamContext(metaclass=_Chosen):
-    """A context in which a stream is the current one."""
-
-
-_HOST: dict[str, Any] = {"Stream": _HostStream, "Event": _HostEvent, "StreamContext": _HostStreamContext}
+@contextmanager
+def _stream_on_host(stream: Any) -> Iterator[Any]:
+    before = _current[0]
+    set_stream(stream)
+    try:
+        yield stream
+    finally:
+        _current[0] = before
 
 
 def stream(stream: Any) -> AbstractContextManager[Any]:
     """Returns a context in which this stream is the current one. None changes nothing."""
-    return _HostStreamContext(stream) if _on_host() else devices().module.stream(stream)
+    return _stream_on_host(stream) if _on_host() else devices().module.stream(stream)
+
+
+StreamContext = stream
 
 
 def current_stream(device: Any = None) -> Any:
     """Returns the current stream."""
-    return _Current.stream if _on_host() else devices().module.current_stream()
+    return _current[0] if _on_host() else devices().module.current_stream()
 
 
 def default_stream(device: Any = None) -> Any:
     """Returns the stream that is current if no other was chosen."""
-    if _on_host():
-        return _Current.default
-    module = devices().module
-    return module.default_stream() if hasattr(module, "default_stream") else module.current_stream()
+    return _default if _on_host() else devices().asked("default_stream", current_stream)
 
 
 def set_stream(stream: Any) -> None:
@@ -155,7 +138,7 @@ def set_stream(stream: Any) -> None:
     if stream is None:
         return
     if _on_host():
-        _Current.stream = stream
+        _current[0] = stream
     else:
         devices().module.set_stream(stream)
 

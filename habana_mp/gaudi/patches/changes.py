@@ -1,0 +1,63 @@
+"""Changes to torch, to Python and to libraries that are undone together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.when_imported import WhenImported
+
+Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Changes(ExitStack):
+    """The changes that the stand-in has made. ``close`` undoes them, the latest first."""
+
+    def exchange(self, owner: Any, name: str, value: Any) -> None:
+        """Replaces an attribute."""
+        attributes = ExchangedAttributes()
+        self.callback(attributes.put_back)
+        attributes.exchange(owner, name, value)
+
+    def replace(self, function: Any, call: Call) -> None:
+        """Makes calls of a function of Python go to ``call(original, arguments, keywords)``."""
+        replacement = Replacement(function, call)
+        self.callback(replacement.uninstall)
+        replacement.install()
+
+    def edit(self, function: Any, change: Callable[[dict[str, Any]], None]) -> None:
+        """Makes ``change`` edit the arguments of a function of Python, which it gets by name."""
+        signature = inspect.signature(function)
+
+        def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            try:
+                bound = signature.bind(*arguments, **keywords)
+            except TypeError:
+                return original(*arguments, **keywords)  # which raises the appropriate error
+            change(bound.arguments)
+            return original(*bound.args, **bound.kwargs)
+
+        self.replace(function, call)
+
+    def when_imported(self, name: str, change: Callable[[Any], None]) -> None:
+        """Calls ``change`` with the module of this name: now, or as soon as it is imported."""
+        patch = _WhenImported(name, change)
+        self.callback(patch.uninstall)
+        patch.install()
+
+
+class _WhenImported(WhenImported):
+    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.name = name
+        self._change = change
+
+    def do(self, module: Any) -> None:
+        self._change(module)
+
+    def undo(self, module: Any) -> None:
+        return None  # `Changes` undoes it
