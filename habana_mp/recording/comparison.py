@@ -26,7 +26,7 @@ from habana_mp.recording.differences import (
 )
 from habana_mp.recording.record import FORMAT as FORMAT_OF_RECORD
 from habana_mp.reporting import comparison as of_reports
-from habana_mp.reporting.records import short_place
+from habana_mp.reporting.records import counted, short_place
 
 FORMAT, VERSION = "habana-mp comparison of records", 1
 
@@ -142,15 +142,15 @@ class RecordComparison:
         parts = []
         others = sorted((one for one in self.born if one is not self.first), key=lambda one: -one.result)
         if others:
-            parts.append(f"{_count(len(others), 'more difference')} born, the largest in {_in_words(others[0])}")
+            parts.append(f"{counted(len(others), 'more difference')} born, the largest in {_in_words(others[0])}")
         if self.inherited:
-            parts.append(f"{_count(self.inherited, 'call')} inherit a difference, or make one within the bound")
+            parts.append(f"{counted(self.inherited, 'call')} inherit a difference, or make one within the bound")
         return f"Then: {'; '.join(parts) or 'nothing else differs'}"
 
     def _inputs(self) -> str:
         runs = "".join(f"; {name}: {a} in a, {b} in b" for name, (a, b) in self.runs.items())
         sizes = (
-            f"; {_count(self.of_other_sizes, 'call')} had other sizes, and were compared by their mean magnitude alone"
+            f"; {counted(self.of_other_sizes, 'call')} had other sizes, and were compared by their mean magnitude alone"
             if self.of_other_sizes
             else ""
         )
@@ -171,7 +171,7 @@ class RecordComparison:
             return "Precision: the same in all calls"
         one = self.in_another_precision[0]
         return (
-            f"Precision: {_count(len(self.in_another_precision), 'call')} ran in another one, the first {one}: "
+            f"Precision: {counted(len(self.in_another_precision), 'call')} ran in another one, the first {one}: "
             f"{' -> '.join(one.precisions)}"
         )
 
@@ -192,10 +192,6 @@ def _share(share: float) -> str:
     if math.isinf(share):
         return "values that are not finite"
     return f"{100 * share:.2g} %"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -133,6 +133,10 @@ def short_place(file: str, line: int | None) -> str:
     return f"{short_path(file)}:{line}"
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 #: The end of the range of float16.
 LARGEST_FLOAT16 = 65504.0
 
