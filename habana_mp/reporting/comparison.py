@@ -190,7 +190,7 @@ def _places(rows: Iterable[_Row]) -> dict[tuple[Any, ...], list[_Row]]:
 
 
 def _per_call(row: _Row) -> float:
-    return float(row["seconds"] or 0.0) / max(1, row["calls"])
+    return float(row["seconds"] or 0.0) / max(1, int(row["calls"]))
 
 
 def _difference(a: _Row, b: _Row) -> float:
