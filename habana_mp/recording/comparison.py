@@ -247,18 +247,11 @@ def _with_parts(rows: dict[_Key, Row], others: dict[_Key, Row]) -> dict[_Key, Ro
     found: dict[_Key, Row] = {}
     for key, row in rows.items():
         made = () if key in others else zip(row.get("made_by", ()), row["results"], strict=False)
-        parts: dict[_Key, Row] = {
-            (module, operation, row["phase"], number, 1): {
-                **row,
-                "module": module,
-                "operation": operation,
-                "number": number,
-                "results": [result],
-                "is_part": True,
-            }
-            for (module, operation, number), result in made
-            if number
-        }
+        parts: dict[_Key, Row] = {}
+        for (module, operation, number), result in made:
+            part = {"module": module, "operation": operation, "number": number, "results": [result], "is_part": True}
+            if number:
+                parts[module, operation, row["phase"], number, 1] = row | part
         found |= parts or {key: row}
     return found
 

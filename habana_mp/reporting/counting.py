@@ -36,6 +36,7 @@ from habana_mp.reporting.records import (
     Row,
     in_and_out,
     is_by_list,
+    plain_name,
     shares_of_range,
     short_path,
     short_place,
@@ -74,21 +75,19 @@ _Counters = Counter[tuple[str, ...]]
 #: The graphs that Dynamo had compiled when the counts were reset.
 _graphs_before = [0]
 
-#: What the core counted in blocks that the report leaves out, and the counters when the present block began.
+#: What the core counted in blocks that the report leaves out.
 _left_out: _Counters = Counter()
-_at_begin: _Counters = Counter()
 
 
 @contextmanager
 def left_out() -> Iterator[None]:
     """A block whose calls, in all threads, the report does not count."""
-    _at_begin.update(_counters())
+    before = _counters()
     try:
         with no_notes():
             yield
     finally:
-        _left_out.update(_counters() - _at_begin)
-        _at_begin.clear()
+        _left_out.update(_counters() - before)
 
 
 def _counters() -> _Counters:
@@ -117,11 +116,6 @@ def _rule_of(operation: str, precision: str, reason: str, module: str | None = N
     if not places and is_by_list(reason) and are_there_kept():
         return KEPT.source, True
     return places or None, any(not one.shipped for one in lines)
-
-
-def _plain_name(operation: str) -> str:
-    """Returns the name in lists and reports: `*` is mul there. mul_ is another operation."""
-    return operation.strip("_") if operation.startswith("__") else operation
 
 
 def current() -> Report:
@@ -162,7 +156,7 @@ def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Ro
     seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
     given = {one.name: record[one.name] for one in fields(Row) if one.name in record}
     row = Row(**given, rule=rule, is_own=is_own, seconds=seconds, cast_seconds=cast_seconds)
-    return replace(row, operation=_plain_name(row.operation))
+    return replace(row, operation=plain_name(row.operation))
 
 
 def _unwatched(counters: _Counters, watched: list[Row]) -> Iterator[Row]:
@@ -171,7 +165,7 @@ def _unwatched(counters: _Counters, watched: list[Row]) -> Iterator[Row]:
     names: dict[tuple[str, ...], str] = {}
     for (what, *call), amount in counters.items():
         if what in _OF_CALLS:
-            key = (_plain_name(call[0]), *call[1:])
+            key = (plain_name(call[0]), *call[1:])
             names.setdefault(key, call[0])
             amounts[what, *key] += amount
     for row in watched:
@@ -222,7 +216,6 @@ def _processor() -> str:
 def reset() -> None:
     """Resets all counts to zero."""
     _left_out.clear()
-    _at_begin.clear()
     _core.reset_counts()
     _core.reset_watch()
     device_times.reset()
