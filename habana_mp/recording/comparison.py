@@ -287,7 +287,8 @@ class _Process:
         self._compare(_keyed(a), _keyed(b))
 
     def _compare(self, a: dict[_Key, Row], b: dict[_Key, Row]) -> None:
-        compiled = {name: any("made_by" in row for row in rows.values()) for name, rows in (("b", a), ("a", b))}
+        # By the record that alone has a call: whether the other one has compiled code, which may have the call inside.
+        is_inside = {name: any("made_by" in row for row in other.values()) for name, other in (("a", b), ("b", a))}
         a, b = _with_parts(a, b), _with_parts(b, a)
         alone: Difference | None = None
         for key in _in_one_order(a, b):
@@ -296,7 +297,7 @@ class _Process:
                 alone = None
                 continue
             name, row = ("a", a[key]) if key in a else ("b", b[key])
-            if compiled[name] or "is_part" in row:
+            if is_inside[name] or "is_part" in row:
                 self.inside_of_compiled += 1
             else:
                 self.missing.append(self._difference(row, only_in=name))
