@@ -6,10 +6,10 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from habana_mp import _core
 from habana_mp.policy.precisions import FLOAT32_RESULT
@@ -26,7 +26,7 @@ from habana_mp.recording.differences import (
 )
 from habana_mp.recording.record import FORMAT as FORMAT_OF_RECORD
 from habana_mp.reporting import comparison as of_reports
-from habana_mp.reporting.records import short_place
+from habana_mp.reporting.records import counted, short_place
 
 FORMAT, VERSION = "habana-mp comparison of records", 1
 
@@ -130,31 +130,30 @@ class RecordComparison:
         one = self.first
         if one is None:
             return "No difference is born: each result differs by no more than its inputs and its sums explain"
-        if one.given is not None:
-            what = "weights" if one.is_weight else "inputs"
-            return (
-                f"The runs had other {what}: {one} is given other values as input {one.given} "
-                f"({_share(one.inputs)}), while nothing before it differs"
-            )
-        return f"The first difference is born in {_in_words(one)}"
+        if one.given is None:
+            return f"The first difference is born in {_in_words(one)}"
+        return (
+            f"The runs had other {'weights' if one.is_weight else 'inputs'}: {one} is given other values as input "
+            f"{one.given} ({_share(one.inputs)}), while nothing before it differs"
+        )
 
     def _largest(self) -> str:
         parts = []
-        others = sorted((one for one in self.born if one is not self.first), key=lambda one: -one.result)
+        others = [one for one in self.born if one is not self.first]
         if others:
-            parts.append(f"{_count(len(others), 'more difference')} born, the largest in {_in_words(others[0])}")
+            largest = max(others, key=lambda one: one.result)
+            parts.append(f"{counted(len(others), 'more difference')} born, the largest in {_in_words(largest)}")
         if self.inherited:
-            parts.append(f"{_count(self.inherited, 'call')} inherit a difference, or make one within the bound")
+            parts.append(f"{counted(self.inherited, 'call')} inherit a difference, or make one within the bound")
         return f"Then: {'; '.join(parts) or 'nothing else differs'}"
 
     def _inputs(self) -> str:
-        runs = "".join(f"; {name}: {a} in a, {b} in b" for name, (a, b) in self.runs.items())
-        sizes = (
-            f"; {_count(self.of_other_sizes, 'call')} had other sizes, and were compared by their mean magnitude alone"
-            if self.of_other_sizes
-            else ""
-        )
-        return f"Inputs: {'others' if self.given else 'the same in both'}{runs}{sizes}"
+        parts = [f"Inputs: {'others' if self.given else 'the same in both'}"]
+        parts += [f"{name}: {a} in a, {b} in b" for name, (a, b) in self.runs.items()]
+        if self.of_other_sizes:
+            calls = counted(self.of_other_sizes, "call")
+            parts.append(f"{calls} had other sizes, and were compared by their mean magnitude alone")
+        return "; ".join(parts)
 
     def _calls(self) -> str:
         parts = [f"Calls: {self.matched:,} are in both"]
@@ -167,35 +166,29 @@ class RecordComparison:
         return "; ".join(parts)
 
     def _precisions(self) -> str:
-        if not self.in_another_precision:
+        others = self.in_another_precision
+        if not others:
             return "Precision: the same in all calls"
-        one = self.in_another_precision[0]
-        return (
-            f"Precision: {_count(len(self.in_another_precision), 'call')} ran in another one, the first {one}: "
-            f"{' -> '.join(one.precisions)}"
-        )
+        ran = f"{counted(len(others), 'call')} ran in another one, the first {others[0]}"
+        return f"Precision: {ran}: {' -> '.join(others[0].precisions)}"
 
 
 def _in_words(one: Difference) -> str:
     if one.only_in:
         return f"{one}, which {one.only_in} alone calls: the call after it is given other values ({_share(one.result)})"
-    others = f", those of its inputs by {_share(one.inputs)}" if one.inputs else ", of the same inputs"
-    if one.is_compiled:
-        others = f", those before the compiled code by {_share(one.inputs)}" if one.inputs else ", in compiled code"
-    precision = ""
-    if one.precisions[0] != one.precisions[1]:
-        precision = f"; it ran in {one.precisions[0]} in a, in {one.precisions[1]} in b"
-    return f"{one}: results differ by {_share(one.result)}{others}{precision}"
+    whose, without = (
+        ("before the compiled code", "in compiled code") if one.is_compiled else ("of its inputs", "of the same inputs")
+    )
+    inputs = f"those {whose} by {_share(one.inputs)}" if one.inputs else without
+    a, b = one.precisions
+    precision = f"; it ran in {a} in a, in {b} in b" if a != b else ""
+    return f"{one}: results differ by {_share(one.result)}, {inputs}{precision}"
 
 
 def _share(share: float) -> str:
     if math.isinf(share):
         return "values that are not finite"
     return f"{100 * share:.2g} %"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -208,8 +201,8 @@ def is_record(given: Any) -> bool:
     return os.path.isdir(given) or os.fspath(given).endswith(".jsonl")
 
 
-def _processes(path: str | os.PathLike[str]) -> dict[str, tuple[Row, list[Row]]]:
-    """Returns the header and the rows of each process."""
+def _processes(path: str | os.PathLike[str]) -> dict[str, list[Row]]:
+    """Returns the lines of each process: its header, and its rows."""
     whole = Path(path)
     files = sorted(whole.glob("*.jsonl")) if whole.is_dir() else [whole]
     if not files:
@@ -217,47 +210,63 @@ def _processes(path: str | os.PathLike[str]) -> dict[str, tuple[Row, list[Row]]]
     return {file.stem if whole.is_dir() else "": _read(file) for file in files}
 
 
-def _read(file: Path) -> tuple[Row, list[Row]]:
+def _read(file: Path) -> list[Row]:
     lines = file.read_text("utf-8").splitlines()
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
         except ValueError:
-            if number == len(lines):  # the run was killed while it wrote this line
-                break
-            raise ValueError(f"{file}:{number}: it is no line of a record: {line[:60]!r}") from None
+            if number < len(lines):  # the last line is cut off if the run was killed while it wrote it
+                raise ValueError(f"{file}:{number}: it is no line of a record: {line[:60]!r}") from None
     if not rows or rows[0].get("format") != FORMAT_OF_RECORD:
         raise ValueError(f"{file}: it is no record of hmp.record; its first line must name the format")
-    return rows[0], rows[1:]
+    return rows
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------
 
 
-class _Key(NamedTuple):
-    module: str
-    operation: str
-    phase: str
-    number: int
-    #: A gradient of the same call may be worked out several times.
-    occurrence: int
+#: Module, operation, phase, number, and which of these it is: a gradient of a call may be worked out several times.
+_Key = tuple[str, str, str, int, int]
 
 
-def _keyed(rows: Iterable[Row]) -> Iterator[tuple[_Key, Row]]:
+def _keyed(rows: list[Row]) -> dict[_Key, Row]:
     seen: Counter[tuple[Any, ...]] = Counter()
+    found: dict[_Key, Row] = {}
     for row in rows:
         key = row["module"], row["operation"], row["phase"], row["number"]
         seen[key] += 1
-        yield _Key(*key, seen[key]), row
+        found[*key, seen[key]] = row
+    return found
 
 
-def _parts(row: Row) -> Iterator[tuple[_Key, Row]]:
-    """Yields the results of a call of compiled code, each as the call of eager code that would make it."""
-    for (module, operation, number), result in zip(row.get("made_by", ()), row["results"], strict=False):
-        if number:
-            part = {**row, "module": module, "operation": operation, "number": number, "results": [result]}
-            yield _Key(module, operation, row["phase"], number, 1), part
+def _with_parts(rows: dict[_Key, Row], others: dict[_Key, Row]) -> dict[_Key, Row]:
+    """Returns the calls, and in place of compiled code that the other record lacks the operations that make its results
+    in eager code."""
+    found: dict[_Key, Row] = {}
+    for key, row in rows.items():
+        made = () if key in others else zip(row.get("made_by", ()), row["results"], strict=False)
+        parts: dict[_Key, Row] = {}
+        for (module, operation, number), result in made:
+            part = {"module": module, "operation": operation, "number": number, "results": [result], "is_part": True}
+            if number:
+                parts[module, operation, row["phase"], number, 1] = row | part
+        found |= parts or {key: row}
+    return found
+
+
+def _in_one_order(a: dict[_Key, Row], b: dict[_Key, Row]) -> Iterator[_Key]:
+    """Yields the calls of both in the order of b. Those of a alone come before the call that follows them in a."""
+    of_a, passed = iter(a), set[_Key]()
+    for key in b:
+        while key in a and key not in passed:
+            one = next(of_a)
+            passed.add(one)
+            if one not in b:
+                yield one
+        yield key
+    yield from (one for one in of_a if one not in b)
 
 
 class _Process:
@@ -268,49 +277,35 @@ class _Process:
         self.given: list[Difference] = []
         self.in_another_precision: list[Difference] = []
         self.missing: list[Difference] = []
-        self.matched = self.inherited = self.inside = self.of_other_sizes = 0
+        self.matched = self.inherited = self.inside_of_compiled = self.of_other_sizes = 0
         self._name = name
         #: The largest difference so far, which gradients inherit.
         self._largest = 0.0
         #: The coarsest step between neighbouring values among the results that differ.
         self._step = 0.0
         self._gradients = Gradients()
-        self._compare(dict(_keyed(a)), dict(_keyed(b)))
+        self._compare(_keyed(a), _keyed(b))
 
     def _compare(self, a: dict[_Key, Row], b: dict[_Key, Row]) -> None:
-        parts_a, parts_b = ({key: part for row in of.values() for key, part in _parts(row)} for of in (a, b))
-        keys, places, looked_at = list(a), {key: place for place, key in enumerate(a)}, 0
+        # By the record that alone has a call: whether the other one has compiled code, which may have the call inside.
+        is_inside = {name: any("made_by" in row for row in other.values()) for name, other in (("a", b), ("b", a))}
+        a, b = _with_parts(a, b), _with_parts(b, a)
         alone: Difference | None = None
-        for key, row in b.items():
-            if key in a:
-                own = [one for one in keys[looked_at : places[key]] if one not in b]
-                looked_at = max(looked_at, places[key] + 1)
-                alone = self._all_alone([a[one] for one in own], "a", is_inside=bool(parts_b)) or alone
-                self._pair(a[key], row, alone)
+        for key in _in_one_order(a, b):
+            if key in a and key in b:
+                self._pair(a[key], b[key], alone)
                 alone = None
                 continue
-            mine = dict(_parts(row)) or {key: row}
-            found = [(a.get(one) or parts_a.get(one), part) for one, part in mine.items()]
-            for other, part in found:
-                if other is not None:
-                    self._pair(other, part, None, is_compiled=True)
-            if not any(other for other, _ in found):
-                alone = self._all_alone([row], "b", is_inside=bool(parts_a)) or alone
-        rest = [a[one] for one in keys[looked_at:] if one not in b and one not in parts_b]
-        self._all_alone(rest, "a", is_inside=bool(parts_b))
+            name, row = ("a", a[key]) if key in a else ("b", b[key])
+            if is_inside[name] or "is_part" in row:
+                self.inside_of_compiled += 1
+            else:
+                self.missing.append(self._difference(row, only_in=name))
+                alone = alone or self.missing[-1]
 
-    def _all_alone(self, rows: list[Row], name: str, *, is_inside: bool) -> Difference | None:
-        """Notes the calls that one record alone has, and returns the first one. ``is_inside``: those of the other one
-        are inside of compiled code."""
-        if is_inside:
-            self.inside += len(rows)
-            return None
-        found = [self._difference(row, only_in=name) for row in rows]
-        self.missing += found
-        return found[0] if found else None
-
-    def _pair(self, a: Row, b: Row, alone: Difference | None, *, is_compiled: bool = False) -> None:
+    def _pair(self, a: Row, b: Row, alone: Difference | None) -> None:
         """Compares a call of both. ``alone``: what one of them calls between the pair before and this one."""
+        is_compiled = "is_part" in a or "is_part" in b
         results = list(zip(a["results"], b["results"], strict=False))
         given = [] if is_compiled else list(zip(a["inputs"], b["inputs"], strict=False))
         inputs = [difference_of_inputs(one, other) for one, other in given]
@@ -330,7 +325,6 @@ class _Process:
             bound=bound(a, b, terms),
             is_compiled=is_compiled,
         )
-        changes = bool(given) and found.precisions[0] != found.precisions[1]  # a gradient, without inputs, has none
         outside = next((place for place, one in enumerate(inputs) if one > spacing(given[place][0])), None)
         if outside is not None and not self._largest:
             one, other = given[outside]
@@ -348,7 +342,8 @@ class _Process:
         else:
             self.inherited += of_result > 0
         self.matched += 1
-        self.in_another_precision += [found] if changes else []
+        if given and found.precisions[0] != found.precisions[1]:  # a gradient, without inputs, has none
+            self.in_another_precision.append(found)
         self.of_other_sizes += any(one["sizes"] != other["sizes"] for one, other in results)
         self._largest = max(self._largest, of_result, *inputs)
         if of_result:
@@ -373,27 +368,16 @@ def _of_records(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RecordC
     of_a, of_b = _processes(a), _processes(b)
     if of_a.keys() != of_b.keys() and len(of_a) == len(of_b) == 1:  # a record of one process under another name
         of_b = dict(zip(of_a, of_b.values(), strict=True))
-    nothing: tuple[Row, list[Row]] = ({}, [])
-    found = [
-        _Process(name, of_a.get(name, nothing)[1], of_b.get(name, nothing)[1]) for name in dict.fromkeys((*of_a, *of_b))
-    ]
-    headers = next(iter(of_a.values()))[0], next(iter(of_b.values()))[0]
-    names = {"torch": "torch", "habana_mp": "habana_mp", "python": "Python", "sample": "values of a tensor"}
-    return RecordComparison(
-        born=tuple(one for part in found for one in part.born),
-        given=tuple(one for part in found for one in part.given),
-        in_another_precision=tuple(one for part in found for one in part.in_another_precision),
-        missing=tuple(one for part in found for one in part.missing),
-        matched=sum(part.matched for part in found),
-        inherited=sum(part.inherited for part in found),
-        inside_of_compiled=sum(part.inside for part in found),
-        of_other_sizes=sum(part.of_other_sizes for part in found),
-        runs={
-            words: (str(headers[0].get(name)), str(headers[1].get(name)))
-            for name, words in names.items()
-            if headers[0].get(name) != headers[1].get(name)
-        },
-    )
+    names = dict.fromkeys((*of_a, *of_b))
+    found = [_Process(name, of_a.get(name, [])[1:], of_b.get(name, [])[1:]) for name in names]
+    header, other = (next(iter(of.values()))[0] for of in (of_a, of_b))
+    shown = {"torch": "torch", "habana_mp": "habana_mp", "python": "Python", "sample": "values of a tensor"}
+    runs = {words: (str(header.get(name)), str(other.get(name))) for name, words in shown.items()}
+    lists = ("born", "given", "in_another_precision", "missing")
+    counts = ("matched", "inherited", "inside_of_compiled", "of_other_sizes")
+    whole: dict[str, Any] = {name: tuple(one for part in found for one in getattr(part, name)) for name in lists}
+    whole |= {name: sum(getattr(part, name) for part in found) for name in counts}
+    return RecordComparison(**whole, runs={words: (a, b) for words, (a, b) in runs.items() if a != b})
 
 
 def compare(a: of_reports.Given, b: of_reports.Given) -> of_reports.Comparison | RecordComparison:

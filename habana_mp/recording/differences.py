@@ -24,8 +24,7 @@ _CANCELLING = frozenset(
 
 def spacing(tensor: Tensor) -> float:
     """Returns the share by which neighbouring values of this type differ; zero for whole numbers."""
-    power = _SPACING.get(tensor["dtype"])
-    return 2.0**power if power is not None else 0.0
+    return float(2.0 ** _SPACING.get(tensor["dtype"], -math.inf))
 
 
 def scale_of(row: Row) -> float:

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import platform
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
@@ -36,7 +35,6 @@ class Record(Scope):
     def __init__(self, path: str | os.PathLike[str], sample: int) -> None:
         self._folder, self._sample = Path(path), sample
         self._recorder: Recorder | None = None
-        self._file: TextIO | None = None
         self._policy: Policy | None = None
 
     def __enter__(self) -> None:
@@ -44,9 +42,9 @@ class Record(Scope):
         if self._recorder is not None:
             raise RuntimeError("this record runs already: make another `hmp.record(...)` with another folder")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._folder / f"{_process()}.jsonl", "w", 1, "utf-8")
-        self._file.write(f"{json.dumps(self._header())}\n")
-        self._recorder = Recorder(self._file, self._sample)
+        file = open(self._folder / f"{_process()}.jsonl", "w", 1, "utf-8")
+        file.write(f"{json.dumps(self._header())}\n")
+        self._recorder = Recorder(file, self._sample)
         with locks.installation:
             if installation.policy is None:
                 self._policy = Policy(lower="bf16")
@@ -56,9 +54,7 @@ class Record(Scope):
 
     def __exit__(self, *_: object) -> None:
         assert self._recorder is not None
-        assert self._file is not None
         self._recorder.end()
-        self._file.close()
         self._recorder = None
         with locks.installation:
             installation.record(recorded=False)

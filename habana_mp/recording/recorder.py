@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-import weakref
 from collections import Counter
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any, TextIO
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from habana_mp import _core
 from habana_mp.common.errors import warn
@@ -22,20 +23,16 @@ from habana_mp.patches.torch.module_paths import outermost_modules, path_in
 from habana_mp.recording.values import described
 from habana_mp.reporting.judging import tensors_in
 from habana_mp.reporting.origins import Origin, here
+from habana_mp.reporting.records import plain_name
 
-#: What identifies a call: its module, operation and phase. Calls with the same key are numbered from 1.
-Key = tuple[str, str, str]
+#: The module and the operation of a call, and its number among those of one phase, from 1.
+_Call = tuple[str, str, int]
 
 #: Operations that write into their first argument, and do not read it.
 _ONLY_WRITES = frozenset(
     ("bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_",
      "uniform_", "zero_")
 )  # fmt: skip
-
-
-def plain_name(operation: str) -> str:
-    """Returns the name of an operation as lists and reports have it: `*` is mul there."""
-    return operation.strip("_") if operation.startswith("__") else operation
 
 
 class Recorder:
@@ -46,11 +43,11 @@ class Recorder:
         self._sample = sample
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._numbers: Counter[Key] = Counter()
-        #: The results of calls that were described, by identity, with their versions.
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int, dict[str, Any]]] = {}
-        #: The weights whose gradients are recorded, by identity, with the hooks on them.
-        self._weights: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self._numbers: Counter[tuple[str, str, str]] = Counter()
+        #: The results of calls that were described, with their versions.
+        self._made: MutableMapping[torch.Tensor, tuple[int, dict[str, Any]]] = WeakIdKeyDictionary()
+        #: The weights whose gradients are recorded, with the hooks on them.
+        self._weights: MutableMapping[torch.Tensor, Any] = WeakIdKeyDictionary()
         self._names: dict[int, tuple[str, str]] = {}
         #: The names of outermost modules in this record, by their names in this process.
         self._roots: dict[str, str] = {}
@@ -64,9 +61,11 @@ class Recorder:
     def end(self) -> None:
         self._graphs.uninstall()
         _core.observe_calls(self._former)
-        for _, hook in self._weights.values():
+        for hook in self._weights.values():
             hook.remove()
         with self._lock:
+            if self._file is not None:
+                self._file.close()
             self._file = None
 
     def _records(self) -> bool:
@@ -77,32 +76,29 @@ class Recorder:
 
     @run_by_python
     def _answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if not self._records() or is_compiling():
+        if is_compiling():
             return _core.make_observed_call()
         read = {name: one for name, one in keywords.items() if name != "out"}
-        given = list(tensors_in((arguments[1:] if operation in _ONLY_WRITES else arguments, read)))
-        inputs = _core.call_unseen(lambda: [self._described(one) for one in given])
-        result = _core.make_observed_call()
-        results = list(tensors_in(result))
-        if results:
-            origin, decision = here(), _core.observed_decision() or ("unchanged", "")
-            _core.call_unseen(
-                lambda: self._record(origin, plain_name(operation), decision, given, inputs, results, None)
-            )
-        return result
+        given = (arguments[1:] if operation in _ONLY_WRITES else arguments, read)
+        return self._recorded(_core.make_observed_call, given, plain_name(operation))
 
     @run_by_python
     def _call_graph(self, graph: Graph, run: Any, arguments: tuple[Any, ...]) -> Any:
+        return self._recorded(partial(run, *arguments), arguments, "compiled", graph)
+
+    def _recorded(self, call: Callable[[], Any], arguments: Any, operation: str, graph: Graph | None = None) -> Any:
+        """Makes a call, and records it if it makes tensors."""
         if not self._records():
-            return run(*arguments)
+            return call()
         given = list(tensors_in(arguments))
         inputs = _core.call_unseen(lambda: [self._described(one) for one in given])
-        result = run(*arguments)
+        result = call()
         results = list(tensors_in(result))
-        origin = here()
-        _core.call_unseen(
-            lambda: self._record(origin, "compiled", ("unchanged", "compiled"), given, inputs, results, graph)
-        )
+        if results:
+            origin, decision = here(), _core.observed_decision() or ("unchanged", "")
+            if graph is not None:
+                decision = "unchanged", "compiled"
+            _core.call_unseen(lambda: self._record(origin, operation, decision, given, inputs, results, graph))
         return result
 
     def _record(
@@ -117,39 +113,27 @@ class Recorder:
     ) -> None:
         phase = "backward" if _core.computes_gradient() else "forward"
         module = self._path(origin.module)
-        made_by: list[tuple[str, str, int]] = []
+        made_by: list[_Call] = []
         with self._lock:
-            number = self._numbered((module, operation, phase))
+            of = self._numbered(module, operation, phase)
             if graph is not None:
-                paths = [f"{'' if one.module[:1].isalpha() else module}{one.module}" for one in graph.operations]
-                keys = [
-                    (path, plain_name(one.operation), phase) for path, one in zip(paths, graph.operations, strict=True)
+                paths = (one.module if one.module[:1].isalpha() else module + one.module for one in graph.operations)
+                made = [
+                    self._numbered(path, plain_name(one.operation), phase)
+                    for path, one in zip(paths, graph.operations, strict=True)
                 ]
-                names = [(*key[:2], self._numbered(key)) for key in keys]
-                made_by = [names[place] if place >= 0 else ("", "", 0) for place in graph.results]
+                made_by = [made[place] if place >= 0 else ("", "", 0) for place in graph.results]
         shown = [self._described(one, is_result=True) for one in results]
-        entry = {
-            "module": module,
-            "operation": operation,
-            "phase": phase,
-            "number": number,
-            "file": origin.file,
-            "line": origin.line,
-            "precision": decision[0],
-            "reason": decision[1],
-            "inputs": inputs,
-            "results": shown,
-        }
-        if made_by:
-            entry["made_by"] = made_by
-        self._write(entry)
+        self._write(of, phase, origin, decision, inputs, shown, **({"made_by": made_by} if made_by else {}))
         for one in given:
-            if one.requires_grad and one.is_leaf:
-                self._follow_weight(one, origin, module)
+            if one.requires_grad and one.is_leaf and one not in self._weights:
+                where, name = self._name_of(one) or (module, "a tensor")
+                self._weights[one] = _on_gradient(one, partial(self._gradient, where, name, None, origin))
         for place, one in enumerate(results):
             if one.requires_grad and one.grad_fn is not None and not any(one is other for other in given):
-                of = made_by[place] if place < len(made_by) and made_by[place][2] else (module, operation, number)
-                one.register_hook(partial(self._gradient, of, place, origin))  # type: ignore[no-untyped-call]  # torch's has no types
+                maker = made_by[place] if place < len(made_by) and made_by[place][2] else of
+                name = maker[1] + (f", result {place + 1}" if place else "")
+                _on_gradient(one, partial(self._gradient, maker[0], name, maker[2], origin))
 
     def _path(self, module: str) -> str:
         """Returns the path of a module. Outermost modules of one class are numbered within the record."""
@@ -160,71 +144,37 @@ class Recorder:
             self._roots[root] = kind if number == 1 else f"{kind}#{number}"
         return f"{self._roots[root]}{dot}{rest}"
 
-    def _numbered(self, key: Key) -> int:
-        self._numbers[key] += 1
-        return self._numbers[key]
+    def _numbered(self, module: str, operation: str, phase: str) -> _Call:
+        self._numbers[module, operation, phase] += 1
+        return module, operation, self._numbers[module, operation, phase]
 
     def _described(self, tensor: torch.Tensor, *, is_result: bool = False) -> dict[str, Any]:
         """Returns the data of a tensor. That of a result is kept until the result is written to: it is the input of
         the calls after it."""
-        known = self._made.get(id(tensor))
         version = -1 if tensor.is_inference() else tensor._version
-        if known is not None and not is_result and known[0]() is tensor and known[1] == version >= 0:
-            return known[2]
+        known = self._made.get(tensor)
+        if known is not None and not is_result and known[0] == version >= 0:
+            return known[1]
         found = described(tensor, self._sample)
         if tensor.requires_grad and tensor.is_leaf:
             found["weight"] = True
         if is_result:
-            gone = partial(_forget, weakref.ref(self), id(tensor))
-            self._made[id(tensor)] = weakref.ref(tensor, gone), version, found
+            self._made[tensor] = version, found
         return found
 
-    # ---- gradients ---------------------------------------------------------------------------------------------------
-
     @run_by_python
-    def _gradient(self, of: tuple[str, str, int], place: int, origin: Origin, gradient: torch.Tensor | None) -> None:
-        module, operation, number = of
-        name = f"gradient of {operation}" + (f", result {place + 1}" if place else "")
-        self._record_gradient(module, name, number, origin, gradient, {})
-
-    def _record_gradient(
-        self,
-        module: str,
-        operation: str,
-        number: int,
-        origin: Origin,
-        gradient: torch.Tensor | None,
-        more: dict[str, Any],
+    def _gradient(
+        self, module: str, name: str, number: int | None, origin: Origin, gradient: torch.Tensor | None
     ) -> None:
+        """Records the gradient of a call's result, which has the number of the call, or of a weight."""
         if gradient is None or not self._records():
             return
-        entry = {
-            "module": module,
-            "operation": operation,
-            "phase": "backward",
-            "number": number,
-            "file": origin.file,
-            "line": origin.line,
-            "precision": "unchanged",
-            "reason": "",
-            "inputs": [],
-        }
-        self._write(entry | {"results": _core.call_unseen(lambda: [described(gradient, self._sample) | more])})
-
-    def _follow_weight(self, weight: torch.Tensor, origin: Origin, module: str) -> None:
-        known = self._weights.get(id(weight))
-        if known is not None and known[0]() is weight:
-            return
-        where, name = self._name_of(weight) or (module, "a tensor")
-        hook: Any = partial(self._weight_gradient, where, name, origin)
-        self._weights[id(weight)] = weakref.ref(weight), weight.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's has no types
-
-    @run_by_python
-    def _weight_gradient(self, module: str, name: str, origin: Origin, gradient: torch.Tensor | None) -> None:
-        operation = f"gradient of {name}"
-        with self._lock:
-            number = self._numbered((module, operation, "backward"))
-        self._record_gradient(module, operation, number, origin, gradient, {"weight": True})
+        operation, shown = f"gradient of {name}", _core.call_unseen(lambda: described(gradient, self._sample))
+        if number is None:
+            shown["weight"] = True
+            with self._lock:
+                number = self._numbered(module, operation, "backward")[2]
+        self._write((module, operation, number), "backward", origin, ("unchanged", ""), [], [shown])
 
     def _name_of(self, weight: torch.Tensor) -> tuple[str, str] | None:
         """Returns the path of the module that has this weight, and its name there."""
@@ -239,7 +189,26 @@ class Recorder:
 
     # ---- the file ----------------------------------------------------------------------------------------------------
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(
+        self,
+        of: _Call,
+        phase: str,
+        origin: Origin,
+        decision: tuple[str, str],
+        inputs: list[dict[str, Any]],
+        results: list[dict[str, Any]],
+        **more: Any,
+    ) -> None:
+        entry = {
+            **dict(zip(("module", "operation", "number"), of, strict=True)),
+            "phase": phase,
+            "file": origin.file,
+            "line": origin.line,
+            **dict(zip(("precision", "reason"), decision, strict=True)),
+            "inputs": inputs,
+            "results": results,
+            **more,
+        }
         line = json.dumps(entry, separators=(",", ":"))
         with self._lock:
             if self._file is None:
@@ -251,7 +220,5 @@ class Recorder:
                 warn(f"the record ends here, since its file cannot be written: {error}")
 
 
-def _forget(recorder: weakref.ref[Recorder], key: int, gone: weakref.ref[torch.Tensor]) -> None:
-    alive = recorder()
-    if alive is not None and alive._made.get(key, (None,))[0] is gone:
-        del alive._made[key]
+def _on_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor], None]) -> Any:
+    return tensor.register_hook(function)  # type: ignore[no-untyped-call]  # torch's has no types

@@ -5,32 +5,29 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from habana_mp import _core
+from habana_mp.reporting.records import counted
 from habana_mp.reporting.report import Report
 
 _Row = dict[str, Any]
 
-#: A report as :meth:`Report.to_dict` returns it.
-Data = dict[str, Any]
-
 #: The forms of a report that :func:`compare` accepts.
-Given = Report | Data | str | os.PathLike[str]
+Given = Report | dict[str, Any] | str | os.PathLike[str]
 
 #: A call is slower if it takes this many times as long, and the difference over all its calls is at least this share of
 #: the whole time.
 _TIMES, _SHARE = 1.2, 0.01
 
-#: The fields that identify the place of a call. Rows that agree in them are one place, in several precisions or for
-#: several reasons.
-_PLACE = ("module", "file", "line", "function", "operation", "phase")
-
-#: The fields that identify a place in another report. The line is not among them: scripts are edited.
+#: The fields by which a place is found in another report, with its number among the places that agree in them. The line
+#: is not among them: scripts are edited.
 _SEEN_AGAIN_BY = ("module", "operation", "phase")
+
+#: What rows of one place agree in if they are a pair: all of these, or else fewer.
+_AGREE_IN = (("precision", "reason", "why", "rule"), ("precision", "reason"), ("precision",), ())
 
 #: The line of a list file, at the end of a rule.
 _LINE = re.compile(r":\d+$")
@@ -47,19 +44,16 @@ class Pair:
     #: The number of this place among those with the same operation in the same module and phase, from 1.
     occurrence: int
     #: ``"slower"``, ``"faster"``, or None.
-    speed: str | None = None
+    speed: str | None
 
     @property
     def change(self) -> str | None:
         """``"precision"``, ``"reason"``, ``"casts"`` if as many calls cast more or fewer tensors, or None."""
         if self.a["precision"] != self.b["precision"]:
             return "precision"
-        if _compared(self.a) != _compared(self.b):
+        if _reason(self.a) != _reason(self.b):
             return "reason"
         return "casts" if self.a["calls"] == self.b["calls"] and self.a["casts"] != self.b["casts"] else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"a": self.a, "b": self.b, "occurrence": self.occurrence, "change": self.change, "speed": self.speed}
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,58 +77,54 @@ class Comparison:
 
     def of_speed(self, speed: str) -> list[Pair]:
         """Returns the pairs that are ``"slower"`` or ``"faster"`` per call, the largest difference in time first."""
-        return sorted((pair for pair in self.pairs if pair.speed == speed), key=lambda pair: -_weight(pair))
+        found = [pair for pair in self.pairs if pair.speed == speed]
+        return sorted(found, key=lambda pair: -_difference(pair.a, pair.b))
 
     def calls(self) -> tuple[int, int]:
         """Returns the number of calls of a, and of b."""
-        pairs = self.pairs
-        of_a = sum(pair.a["calls"] for pair in pairs) + sum(row["calls"] for row in self.gone)
-        of_b = sum(pair.b["calls"] for pair in pairs) + sum(row["calls"] for row in self.new)
-        return of_a, of_b
+        of_a = sum(row["calls"] for row in (*(pair.a for pair in self.pairs), *self.gone))
+        return of_a, sum(row["calls"] for row in (*(pair.b for pair in self.pairs), *self.new))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the comparison as plain data, for JSON."""
-        of_a, of_b = self.calls()
         return {
             "format": FORMAT,
             "version": VERSION,
             "differs": self.differs,
-            "calls": {"a": of_a, "b": of_b},
-            "pairs": [pair.to_dict() for pair in self.pairs],
+            "calls": dict(zip("ab", self.calls(), strict=True)),
+            "pairs": [{**vars(pair), "change": pair.change} for pair in self.pairs],
             "gone": list(self.gone),
             "new": list(self.new),
         }
 
     def __str__(self) -> str:
-        lines = [self._counts()]
-        of_a, of_b = self.calls()
-        if any(pair.a["calls"] != pair.b["calls"] for pair in self.pairs):
-            lines.append(f"calls: {of_a:,} in a, {of_b:,} in b; times are compared per call")
-        for title, pairs in (
-            ("in another precision", self.changed("precision")),
-            ("for another reason", self.changed("reason")),
-        ):
-            lines += _section(title, [f"{_name(pair)}: {_outcome(pair.a)} -> {_outcome(pair.b)}" for pair in pairs])
-        casts = [f"{_name(pair)}: {pair.a['casts']:,} -> {pair.b['casts']:,}" for pair in self.changed("casts")]
-        lines += _section("more or fewer casts in as many calls", casts)
-        for speed in ("slower", "faster"):
-            lines += _section(f"{speed}, per call", [f"{_name(pair)}: {_times(pair)}" for pair in self.of_speed(speed)])
-        for title, rows in (("new in b", self.new), ("gone from a", self.gone)):
-            lines += _section(title, [f"{_place(row)}: {_outcome(row)}, {_calls(row['calls'])}" for row in rows])
-        return "\n".join(map(_core.printable, lines))
-
-    __repr__ = __str__
-
-    def _counts(self) -> str:
+        precision, reason, casts = map(self.changed, ("precision", "reason", "casts"))
         counts = {
             "the same": len(self.changed(None)),
-            "in another precision": len(self.changed("precision")),
-            "for another reason": len(self.changed("reason")),
-            "with other casts": len(self.changed("casts")),
+            "in another precision": len(precision),
+            "for another reason": len(reason),
+            "with other casts": len(casts),
             "new": len(self.new),
             "gone": len(self.gone),
         }
-        return "rows: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "the same")
+        lines = ["rows: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "the same")]
+        of_a, of_b = self.calls()
+        if any(pair.a["calls"] != pair.b["calls"] for pair in self.pairs):
+            lines.append(f"calls: {of_a:,} in a, {of_b:,} in b; times are compared per call")
+        sections = {
+            "in another precision": _told(precision, lambda a, b: f"{_outcome(a)} -> {_outcome(b)}"),
+            "for another reason": _told(reason, lambda a, b: f"{_outcome(a)} -> {_outcome(b)}"),
+            "more or fewer casts in as many calls": _told(casts, lambda a, b: f"{a['casts']:,} -> {b['casts']:,}"),
+            "slower, per call": _told(self.of_speed("slower"), _times),
+            "faster, per call": _told(self.of_speed("faster"), _times),
+            "new in b": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.new],
+            "gone from a": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.gone],
+        }
+        for title, texts in sections.items():
+            lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
+        return "\n".join(map(_core.printable, lines))
+
+    __repr__ = __str__
 
 
 def compare(a: Given, b: Given) -> Comparison:
@@ -145,179 +135,106 @@ def compare(a: Given, b: Given) -> Comparison:
         ValueError: a dict or a file that does not hold a report, or two reports of different detail.
         OSError: a file that cannot be read.
     """
-    one, other = _data(a, "a"), _data(b, "b")
-    if one["detail"] != other["detail"]:
+    one, other = _report(a, "a"), _report(b, "b")
+    if one.detail != other.detail:
         raise ValueError(
-            f"the reports must have the same detail; got {one['detail']!r} in `a` and {other['detail']!r} in `b`: make "
+            f"the reports must have the same detail; got {one.detail!r} in `a` and {other.detail!r} in `b`: make "
             "both with the same `report=` of convert, or `--detail`"
         )
-    return _compared_in_time(one["rows"], other["rows"])
-
-
-def _compared_in_time(a: list[_Row], b: list[_Row]) -> Comparison:
-    """Compares rows. The result has them in the order of their first calls."""
-    pairs: list[Pair] = []
-    gone: list[_Row] = []
-    new: list[_Row] = []
-    for place_a, place_b, number in _aligned(_places(a), _places(b)):
-        for row_a, row_b in _matched(place_a, place_b):
-            if row_a is None:
-                new.append(row_b)
-            elif row_b is None:
-                gone.append(row_a)
-            else:
-                pairs.append(Pair(row_a, row_b, number))
-    whole = (_seconds(a) + _seconds(b)) / 2
-    order = {id(row): i for rows in (a, b) for i, row in enumerate(_in_time(rows))}
+    of_a, of_b = (sorted(report.as_dicts(), key=lambda row: row["order"]) for report in (one, other))
+    least = _SHARE * math.fsum(row["seconds"] or 0.0 for row in (*of_a, *of_b)) / 2
+    places_of_a = _places(of_a)
+    pairs: dict[int, Pair] = {}  # by the identity of the row of b
+    for place, rows in _places(of_b).items():
+        left = places_of_a.get(place, [])
+        for names in _AGREE_IN:
+            for row in rows:
+                alike = (i for i, one in enumerate(left) if all(one[name] == row[name] for name in names))
+                if id(row) not in pairs and (found := next(alike, None)) is not None:
+                    partner = left.pop(found)
+                    pairs[id(row)] = Pair(partner, row, place[-1], _speed(partner, row, least))
+    paired = {id(pair.a) for pair in pairs.values()}
     return Comparison(
-        tuple(replace(pair, speed=_speed(pair, whole)) for pair in sorted(pairs, key=lambda pair: order[id(pair.b)])),
-        tuple(sorted(gone, key=lambda row: order[id(row)])),
-        tuple(sorted(new, key=lambda row: order[id(row)])),
+        tuple(pairs[id(row)] for row in of_b if id(row) in pairs),
+        gone=tuple(row for row in of_a if id(row) not in paired),
+        new=tuple(row for row in of_b if id(row) not in pairs),
     )
 
 
-def _data(given: Given, name: str) -> Data:
-    if isinstance(given, Report):
-        return given.to_dict()
+def _report(given: Given, name: str) -> Report:
     if isinstance(given, dict):
         try:
-            return Report.from_dict(given).to_dict()
+            return Report.from_dict(given)
         except ValueError as error:
             raise ValueError(f"`{name}`: {error}") from None
     if isinstance(given, (str, os.PathLike)):
-        return Report.from_json(given).to_dict()
-    what = "a report, its `to_dict()`, or the path of its JSON file"
-    raise TypeError(f"`{name}` must be {what}; got {type(given).__name__}: {given!r}")
+        return Report.from_json(given)
+    if not isinstance(given, Report):
+        what = "a report, its `to_dict()`, or the path of its JSON file"
+        raise TypeError(f"`{name}` must be {what}; got {type(given).__name__}: {given!r}")
+    return given
 
 
-def _key(row: _Row, names: Iterable[str]) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in names)
-
-
-# ---- alignment -------------------------------------------------------------------------------------------------------
-
-_Place = list[_Row]
-
-
-def _in_time(rows: Sequence[_Row]) -> list[_Row]:
-    """Returns the rows in the order of their first calls."""
-    return [row for _, row in sorted(enumerate(rows), key=lambda item: item[1].get("order", item[0]))]
-
-
-def _places(rows: Sequence[_Row]) -> list[_Place]:
-    """Returns the rows of each place. The places are in the order of their first calls."""
-    places: dict[Any, _Place] = {}
-    for row in _in_time(rows):
-        places.setdefault(_key(row, _PLACE), []).append(row)
-    return list(places.values())
-
-
-def _aligned(a: list[_Place], b: list[_Place]) -> list[tuple[_Place, _Place, int]]:
-    """Pairs the places of a with those of b, by their numbers among the same operations of a module, which it returns
-    too. One side is empty if the other report has more places of this kind."""
-    of_a, of_b = _by_key(a), _by_key(b)
-    found: list[tuple[_Place, _Place, int]] = []
-    for key in dict.fromkeys((*of_a, *of_b)):
-        pairs = zip_longest(of_a.get(key, []), of_b.get(key, []), fillvalue=())
-        found += [(list(one), list(other), number) for number, (one, other) in enumerate(pairs, 1)]
+def _places(rows: Iterable[_Row]) -> dict[tuple[Any, ...], list[_Row]]:
+    """Returns the rows of each place, in several precisions or for several reasons, by what finds it again."""
+    found: dict[tuple[Any, ...], list[_Row]] = {}
+    numbers: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
+    for row in rows:
+        kind, line = (tuple(row[name] for name in names) for names in (_SEEN_AGAIN_BY, ("file", "line", "function")))
+        of_kind = numbers.setdefault(kind, {})
+        found.setdefault((*kind, of_kind.setdefault(line, len(of_kind) + 1)), []).append(row)
     return found
-
-
-def _by_key(places: list[_Place]) -> dict[Any, list[_Place]]:
-    found: dict[Any, list[_Place]] = {}
-    for place in places:
-        found.setdefault(_key(place[0], _SEEN_AGAIN_BY), []).append(place)
-    return found
-
-
-def _matched(a: _Place, b: _Place) -> list[tuple[Any, Any]]:
-    """Pairs the rows of one place: those that agree in most fields, then those in one precision, then the rest."""
-    found: list[tuple[Any, Any]] = []
-    left_a, left_b = list(a), list(b)
-    for names in (("precision", "reason", "why", "rule"), ("precision", "reason"), ("precision",), ()):
-        for row in list(left_a):
-            other = next((one for one in left_b if _key(one, names) == _key(row, names)), None)
-            if other is not None:
-                found.append((row, other))
-                _remove(left_a, row)
-                _remove(left_b, other)
-    return found + [(row, None) for row in left_a] + [(None, row) for row in left_b]
-
-
-def _remove(rows: list[_Row], row: _Row) -> None:
-    del rows[next(i for i, one in enumerate(rows) if one is row)]
 
 
 # ---- speed -----------------------------------------------------------------------------------------------------------
 
 
-def _seconds(rows: Iterable[_Row]) -> float:
-    return math.fsum(row.get("seconds") or 0.0 for row in rows)
+def _per_call(row: _Row) -> float:
+    return float(row["seconds"] or 0.0) / max(1, int(row["calls"]))
 
 
-def _per_call(row: _Row) -> float | None:
-    return float(row["seconds"]) / int(row["calls"]) if row.get("seconds") is not None and row["calls"] else None
-
-
-def _weight(pair: Pair) -> float:
+def _difference(a: _Row, b: _Row) -> float:
     """Returns the difference in time over all calls. The number of calls is the mean of both runs."""
-    of_a, of_b = _per_call(pair.a) or 0.0, _per_call(pair.b) or 0.0
-    return abs(of_b - of_a) * float(pair.a["calls"] + pair.b["calls"]) / 2
+    return abs(_per_call(b) - _per_call(a)) * float(a["calls"] + b["calls"]) / 2
 
 
-def _speed(pair: Pair, whole: float) -> str | None:
-    of_a, of_b = _per_call(pair.a), _per_call(pair.b)
-    if of_a is None or of_b is None or _weight(pair) < _SHARE * whole:
+def _speed(a: _Row, b: _Row, least: float) -> str | None:
+    if a["seconds"] is None or b["seconds"] is None or _difference(a, b) < least:
         return None
+    of_a, of_b = _per_call(a), _per_call(b)
     return "slower" if of_b > _TIMES * of_a else "faster" if of_a > _TIMES * of_b else None
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def _section(title: str, lines: list[str]) -> list[str]:
-    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
+def _told(pairs: Iterable[Pair], change: Callable[[_Row, _Row], str]) -> list[str]:
+    return [f"{_named(pair.b, pair.occurrence)}: {change(pair.a, pair.b)}" for pair in pairs]
 
 
-def _name(pair: Pair) -> str:
-    number = f" (#{pair.occurrence})" if pair.occurrence > 1 else ""
-    return f"{pair.b['operation']}{number}{_where(pair.b)}"
+def _named(row: _Row, number: int = 1) -> str:
+    words = [row["operation"]]
+    words += [f"(#{number})"] if number > 1 else []
+    words += [f"in {row['module']}"] if row["module"] else []
+    words += [f"at {os.path.basename(row['file'])}:{row['line']}"] if row["file"] else []
+    words += [row["phase"]] if row["phase"] != "forward" else []
+    return " ".join(words)
 
 
-def _place(row: _Row) -> str:
-    return f"{row['operation']}{_where(row)}"
-
-
-def _where(row: _Row) -> str:
-    words = [f"in {row['module']}"] if row.get("module") else []
-    if row.get("file"):
-        words.append(f"at {os.path.basename(row['file'])}:{row.get('line')}")
-    if row.get("phase") not in (None, "forward"):
-        words.append(row["phase"])
-    return "".join(f" {word}" for word in words)
-
-
-def _why(row: _Row) -> tuple[Any, ...]:
-    return row.get("why") or row.get("reason"), row.get("rule")
-
-
-def _compared(row: _Row) -> tuple[Any, ...]:
+def _reason(row: _Row) -> tuple[str, str]:
     """Returns the reason without the line of its list: names above it may have been added or removed."""
-    why, rule = _why(row)
-    return why, _LINE.sub("", rule) if rule else None
+    return row["why"], _LINE.sub("", row["rule"] or "")
 
 
 def _outcome(row: _Row) -> str:
-    why, rule = _why(row)
-    words = ", ".join(str(word) for word in (why, rule) if word)
+    words = ", ".join(filter(None, (row["why"], row["rule"])))
     return f"{row['precision']} ({words})" if words else str(row["precision"])
 
 
-def _times(pair: Pair) -> str:
-    of_a, of_b = _per_call(pair.a) or 0.0, _per_call(pair.b) or 0.0
-    times = f", {of_b / of_a:.2f} times" if of_a else ""
-    precisions = dict.fromkeys((pair.a["precision"], pair.b["precision"]))
-    return f"{_duration(of_a)} -> {_duration(of_b)}{times} ({' -> '.join(precisions)})"
+def _times(a: _Row, b: _Row) -> str:
+    times = f", {_per_call(b) / _per_call(a):.2f} times" if _per_call(a) else ""
+    precisions = " -> ".join(dict.fromkeys((a["precision"], b["precision"])))
+    return f"{_duration(_per_call(a))} -> {_duration(_per_call(b))}{times} ({precisions})"
 
 
 def _duration(seconds: float) -> str:
@@ -325,7 +242,3 @@ def _duration(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
-
-
-def _calls(count: int) -> str:
-    return f"{count:,} call{'s' if count != 1 else ''}"

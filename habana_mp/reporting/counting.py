@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from habana_mp.reporting.records import (
     Row,
     in_and_out,
     is_by_list,
+    plain_name,
     shares_of_range,
     short_path,
     short_place,
@@ -74,21 +75,19 @@ _Counters = Counter[tuple[str, ...]]
 #: The graphs that Dynamo had compiled when the counts were reset.
 _graphs_before = [0]
 
-#: What the core counted in blocks that the report leaves out, and the counters when the present block began.
+#: What the core counted in blocks that the report leaves out.
 _left_out: _Counters = Counter()
-_at_begin: _Counters = Counter()
 
 
 @contextmanager
 def left_out() -> Iterator[None]:
     """A block whose calls, in all threads, the report does not count."""
-    _at_begin.update(_counters())
+    before = _counters()
     try:
         with no_notes():
             yield
     finally:
-        _left_out.update(_counters() - _at_begin)
-        _at_begin.clear()
+        _left_out.update(_counters() - before)
 
 
 def _counters() -> _Counters:
@@ -119,23 +118,21 @@ def _rule_of(operation: str, precision: str, reason: str, module: str | None = N
     return places or None, any(not one.shipped for one in lines)
 
 
-def _plain_name(operation: str) -> str:
-    """Returns the name in lists and reports: `*` is mul there. mul_ is another operation."""
-    return operation.strip("_") if operation.startswith("__") else operation
-
-
 def current() -> Report:
     """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
     counters, now = _counters(), _core.weights_statistics()
     on_devices = device_times.read()
     watched = [_row_of(record, on_devices.get(number)) for number, record in enumerate(records)]
+    for one in records:
+        call = one["operation"], one["precision"], one["reason"]
+        counters.subtract({(what, *call): one[what] for what in _OF_CALLS})
     flows = [
         Edge(source, number, calls, casts)
         for number, record in enumerate(records)
         for source, calls, casts in record["from"]
     ]
-    rows, edges = joined([((*watched, *_unwatched(counters, watched)), flows)], _rank)
+    rows, edges = joined([((*watched, *_unwatched(counters)), flows)], _rank)
     return Report(
         rows=rows,
         weights=CachedWeights(
@@ -161,26 +158,17 @@ def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Ro
     rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"] or "")
     seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
     given = {one.name: record[one.name] for one in fields(Row) if one.name in record}
-    row = Row(**given, rule=rule, is_own=is_own, seconds=seconds, cast_seconds=cast_seconds)
-    return replace(row, operation=_plain_name(row.operation))
+    given |= {"operation": plain_name(record["operation"]), "seconds": seconds, "cast_seconds": cast_seconds}
+    return Row(**given, rule=rule, is_own=is_own)
 
 
-def _unwatched(counters: _Counters, watched: list[Row]) -> Iterator[Row]:
+def _unwatched(counters: _Counters) -> Iterator[Row]:
     """Yields rows of the calls that were counted, but not watched."""
-    amounts: _Counters = Counter()
-    names: dict[tuple[str, ...], str] = {}
-    for (what, *call), amount in counters.items():
-        if what in _OF_CALLS:
-            key = (_plain_name(call[0]), *call[1:])
-            names.setdefault(key, call[0])
-            amounts[what, *key] += amount
-    for row in watched:
-        amounts.subtract({(what, row.operation, row.precision, row.reason): getattr(row, what) for what in _OF_CALLS})
-    for (operation, precision, reason), name in names.items():
-        left: dict[str, Any] = {what: amounts[what, operation, precision, reason] for what in _OF_CALLS}
+    for operation, precision, reason in dict.fromkeys(key[1:] for key in counters if key[0] in _OF_CALLS):
+        left: dict[str, Any] = {what: counters[what, operation, precision, reason] for what in _OF_CALLS}
         if any(left.values()):
-            rule, is_own = _rule_of(name, precision, reason)
-            yield Row(operation, precision, **left, reason=reason, rule=rule, is_own=is_own)
+            rule, is_own = _rule_of(operation, precision, reason)
+            yield Row(plain_name(operation), precision, **left, reason=reason, rule=rule, is_own=is_own)
 
 
 def _rank(row: Row) -> tuple[Any, ...]:
@@ -222,7 +210,6 @@ def _processor() -> str:
 def reset() -> None:
     """Resets all counts to zero."""
     _left_out.clear()
-    _at_begin.clear()
     _core.reset_counts()
     _core.reset_watch()
     device_times.reset()

@@ -16,7 +16,7 @@ from habana_mp.policy.lists import Listed
 from habana_mp.policy.module_rules import KEPT, kept_operations
 from habana_mp.policy.names import operations_of
 from habana_mp.policy.patterns import Path
-from habana_mp.policy.rules import Policy, Ruling, ruling_without_list
+from habana_mp.policy.rules import Policy, ruling_without_list
 from habana_mp.reporting.records import REASONS, in_and_out
 
 
@@ -108,60 +108,45 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
     if not isinstance(module, (str, torch.nn.Module)):
         raise TypeError(f"`module` must be a module or its path; got {type(module).__name__}: {module!r}")
     policy = _policy_here()
-    meant = _operation_meant(operation)
+    resolved = ops.resolve(operation.strip()) or operations_of(Listed(operation.strip(), "explain", 0))
+    meant = next(iter(resolved.exact + resolved.family)) if resolved else operation
     shown, places, kept = _where(module)
     if policy is None:
         return Explanation(meant, shown, "unchanged", "off")
-    rules = policy.module_rules
-    matches = [rules.match(paths, class_names) for paths, class_names in places]
-    chosen = rules.decided(matches)[0] if matches else {}
-    if kept is not None:
-        chosen = dict(kept_operations(kept))
-    ruling = (policy.rulings_with(chosen) if policy.rulings_with else {}).get(meant) or ruling_without_list(meant)
     if not ops.computes(meant) or ops.gives_view(meant):
         return Explanation(meant, shown, "unchanged", "view", where="it computes nothing that could be cast (rule 6)")
-    return _explained(meant, shown, ruling, chosen.get(meant), policy)
-
-
-def _policy_here() -> Policy | None:
-    region = _core.current_region()
-    policy = installation.policy_of_region(region) if region else installation.policy
-    return policy if policy is not None and policy.covered else None
-
-
-def _operation_meant(name: str) -> str:
-    resolved = ops.resolve(name.strip()) or operations_of(Listed(name.strip(), "explain", 0))
-    meant = () if resolved is None else resolved.exact + resolved.family
-    return meant[0] if meant else name
-
-
-def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] | None, policy: Policy) -> Explanation:
-    reason = "float32_result" if ruling.float32_result else "list"
-    precision = in_and_out(ruling.precision or "unchanged", reason)
+    chosen = dict(kept_operations(kept)) if kept is not None else {}
+    if places and kept is None:
+        chosen = policy.module_rules.decided([policy.module_rules.match(*place) for place in places])[0]
+    ruling = (policy.rulings_with(chosen) if policy.rulings_with else {}).get(meant) or ruling_without_list(meant)
+    reason = by_list = "float32_result" if ruling.float32_result else "list"
+    precision = in_and_out(ruling.precision or "unchanged", by_list)
+    _, line = chosen.get(meant) or policy.lines.get(meant) or ("", None)
     if ruling.action != "precision":
         reason = {"none": "first_input", "scalars": "first_input"}.get(ruling.action, ruling.action)
+    elif line is KEPT:
+        reason = "kept"
+    elif ruling.no_kernel or ruling.by_parts:
+        reason = "no_kernel" if ruling.no_kernel else "parts"
+    if line is None or reason != by_list:
         return Explanation(meant, shown, precision, reason)
-    if line is not None and line[1] is KEPT:
-        return Explanation(meant, shown, precision, "kept")
-    if ruling.no_kernel or ruling.by_parts:
-        return Explanation(meant, shown, precision, "no_kernel" if ruling.no_kernel else "parts")
-    if line is None:
-        line = policy.lines.get(meant)
-    if line is None:
-        return Explanation(meant, shown, precision, reason)
-    listed = line[1]
-    in_file = listed.line > 0
     by_sizes = ruling.products_only and ops.row_of(meant).makes_product is not None
     return Explanation(
         meant,
         shown,
         precision,
         reason,
-        listed.line_text or listed.source,
-        listed.source if in_file else None,
-        listed.line if in_file else None,
-        f"{listed.where}, where it makes a matrix product" if by_sizes else listed.where,
+        rule=line.line_text or line.source,
+        file=line.source if line.line else None,
+        line=line.line or None,
+        where=f"{line.where}, where it makes a matrix product" if by_sizes else line.where,
     )
+
+
+def _policy_here() -> Policy | None:
+    region = _core.current_region()
+    policy = installation.policy_of_region(region) if region else installation.policy
+    return policy if policy is not None and policy.covered else None
 
 
 #: The paths of a module in an outermost module, and the names of that one's class.
@@ -174,14 +159,12 @@ def _where(module: str | torch.nn.Module) -> tuple[str, _Places, str | None]:
         trees = module_paths.trees_of([module])
         shown = ".".join(min(trees[0].paths)) or type(module_paths.unwrapped(module)).__name__
         return shown, _places(trees), _kept([module])
-    given = module.strip()
-    parts = _parts(given)
-    for root in module_paths.outermost_modules() if parts else ():
-        if (found := module_at(given, root)) is not None:
-            chain = _chain(found, root)
-            return given, _places(module_paths.trees_of(chain)), _kept(chain)
+    given, parts = module.strip(), _parts(module.strip())
     if not parts:
         return given, [], None
+    for root in module_paths.outermost_modules():
+        if (found := module_at(given, root)) is not None:
+            return given, _places(module_paths.trees_of([found, root])), _kept([found, root])
     # No living model has it: it may begin with the class of a model.
     return given, [([parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1])], None
 
@@ -199,10 +182,6 @@ def module_at(given: str, root: torch.nn.Module) -> torch.nn.Module | None:
     return next((module for name, path, module in places if given == name or path in (parts, inside)), None)
 
 
-def _chain(module: torch.nn.Module, root: torch.nn.Module) -> list[torch.nn.Module]:
-    return [module] if module is root else [module, root]
-
-
 def _places(trees: Iterable[module_paths.Tree]) -> _Places:
     return [(tree.paths, module_paths.class_names(tree.outermost)) for tree in trees]
 
@@ -218,14 +197,13 @@ def _tree(model: torch.nn.Module) -> ModelExplanation:
     for _, path, inner in module_paths.places_in(model):
         if module_paths.wrapped_by(inner) is not None:
             continue
-        chain = _chain(inner, model)
-        kept = _kept(chain)
+        kept = _kept([inner, model])
         reached = [] if kept is None else [f"kept in {kept}"]
         if policy is not None:
             rules = policy.module_rules
-            matches = (rules.match(paths, names) for paths, names in _places(module_paths.trees_of(chain)))
+            matches = (rules.match(*place) for place in _places(module_paths.trees_of([inner, model])))
             numbers = {number for match in matches for number in match.patterns}
-            found = sorted((rules.rules[number] for number in numbers), key=lambda one: one.specificity)
+            found = sorted((rules.rules[number] for number in sorted(numbers)), key=lambda one: one.specificity)
             reached += [f"`{one.listed.line_text}` {one.precision}" for one in reversed(found)]
         modules.append((".".join(path), type(inner).__name__, tuple(reached)))
     return ModelExplanation(tuple(modules))

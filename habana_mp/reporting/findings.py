@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.policy.module_rules import KEPT
-from habana_mp.reporting.records import PRECISIONS, REASONS, Records, Row, with_ranks
+from habana_mp.reporting.records import PRECISIONS, REASONS, Records, Row, counted, with_ranks
 from habana_mp.reporting.remedies import Finding, in_words, rules_for
 
 _MOST_LINES = 10
@@ -50,7 +50,7 @@ def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ..
         second -= len(texts[1:most])
         more = len(texts) - most
         lines += texts[:most]
-        lines[-1] += f" ({_count(more, 'more place')} like it)" if more > 0 else ""
+        lines[-1] += f" ({counted(more, 'more place')} like it)" if more > 0 else ""
     return tuple(map(_core.printable, lines))
 
 
@@ -69,7 +69,7 @@ class _Part:
         #: Their time if that of the report is known, or else their calls; and its share of the whole.
         self.size = self.seconds if self.of_time else float(self.calls)
         self.share = self.size / whole if whole else 0.0
-        self.counted = _count(self.calls, "call")
+        self.counted = counted(self.calls, "call")
 
     @property
     def weight(self) -> str:
@@ -120,10 +120,6 @@ def _because(row: Row) -> str:
     return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else "less than 1 %"
 
@@ -150,12 +146,12 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
         return f"{products}{_COMPILED}"
     of_each = {one: _Part(report, [row for row in main.rows if row.precision == one]) for one in PRECISIONS}
     (first, share), *others = [(one, _percent(part.share)) for one, part in of_each.items() if part.rows]
-    counted = "calls that a list or a rule decides" if report.detail == "operations" else "calls"
-    verb, what = ("took", "operations' time") if main.of_time else ("had", counted)
+    calls = "calls that a list or a rule decides" if report.detail == "operations" else "calls"
+    verb, what = ("took", "operations' time") if main.of_time else ("had", calls)
     more = "".join(f", {'calls left alone' if one == 'unchanged' else one} {its}" for one, its in others)
     time = f", {_time(main.size)}" if main.of_time else ""
     steps = sum(row.calls for row in report.rows) - main.calls
-    left_out = f"; not counted: {_count(steps, 'call')} in optimizers' steps" if steps else ""
+    left_out = f"; not counted: {counted(steps, 'call')} in optimizers' steps" if steps else ""
     return (
         f"{products}{'. ' if products else ''}{first} {verb} {share} of the {what}{more} "
         f"({main.counted}{time}{left_out}){_COMPILED if is_compiled else ''}"
@@ -177,7 +173,7 @@ def _of_products(report: Records) -> str:
         return f"{'The product' if lower.calls == 1 else f'All {lower.calls:,} products'} ran {where}"
     if lower.rows and lower.of_time:
         where += f", {_percent(lower.size / products.size if products.size else 0.0)} of their time"
-    return f"{f'{lower.calls:,}' if lower.calls else 'None'} of {_count(products.calls, 'product')} ran {where}"
+    return f"{f'{lower.calls:,}' if lower.calls else 'None'} of {counted(products.calls, 'product')} ran {where}"
 
 
 def _is_compiled(report: Records) -> bool:
@@ -214,7 +210,7 @@ def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> st
     if _is_off(those[0]) or any(rows[number] in those for one in findings for number in one.rows):
         return ""
     how = "left alone" if those[0].precision == "unchanged" else f"in {those[0].precision}"
-    return f": {_count(calls[reason], 'call')} {how}{_at(those)} ({_because(those[0])})"
+    return f": {counted(calls[reason], 'call')} {how}{_at(those)} ({_because(those[0])})"
 
 
 def _off_for_no_device(report: Records) -> Iterator[str]:
@@ -222,7 +218,7 @@ def _off_for_no_device(report: Records) -> Iterator[str]:
     places: Mapping[str, str] = report.environment.get("disabled_for_no_device") or {}
     if places and any(row.reason == "autocast_off" for row in report.rows):
         place, device = next(iter(places.items()))
-        more = f" (and {_count(len(places) - 1, 'more place')} like it)" if len(places) > 1 else ""
+        more = f" (and {counted(len(places) - 1, 'more place')} like it)" if len(places) > 1 else ""
         yield (
             f"Casts are off in the disabled region of torch.autocast for {device} at {place}{more}, though no {device} "
             "is here: if the script was written for another device, remove the region, or run it with `--gaudi`"
@@ -235,7 +231,7 @@ def _outside(report: Records) -> Iterator[str]:
     if rows:
         named = ", ".join(dict.fromkeys(f"`{row.operation}`" for row in rows[:3]))
         yield (
-            f"{_count(sum(row.calls for row in rows), 'product')} outside of modules ran in float32 ({named}"
+            f"{counted(sum(row.calls for row in rows), 'product')} outside of modules ran in float32 ({named}"
             f"{_place(rows, ', most at ')}): `with hmp.autocast(...):` lowers there, and "
             '`convert(within="everywhere")` everywhere'
         )
@@ -270,7 +266,7 @@ def _part_in_float32(rows: Sequence[Row], share: str) -> str:
     if len(names) == 1:
         return f"{names[0]}{_backward(rows[0])} {share} ({_because(rows[0])}{_place(rows, ', ')})"
     named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
-    return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({named})"
+    return f"{counted(len(names), 'operation')} of {rows[0].place} {share} ({named})"
 
 
 def _dearest_casts(report: Records) -> Iterator[str]:
@@ -279,14 +275,14 @@ def _dearest_casts(report: Records) -> Iterator[str]:
     if not main.seconds or not main.casting or any(row.phase == "traced" for row in main.rows):
         return
     share, number = main.casting / main.seconds, sum(row.casts for row in main.rows)
-    line = f"Casts took {_percent(share)} of the time ({_count(number, 'cast')})"
+    line = f"Casts took {_percent(share)} of the time ({counted(number, 'cast')})"
     if share >= 0.01:
         row = max(main.rows, key=lambda one: one.cast_seconds or 0.0)
         seconds = row.cast_seconds or 0.0
         size = f"{row.bytes / 1e6:.1f} MB" if row.bytes >= 1e6 else f"{row.bytes / 1e3:.1f} kB"
         line += (
             f". {_percent(seconds / main.casting)} of that is {_named([row])}: {_time(seconds)}, "
-            f"{_count(row.casts, 'cast')}, {size}"
+            f"{counted(row.casts, 'cast')}, {size}"
         )
     yield line
 
@@ -634,7 +630,7 @@ def _of_environment(report: Records) -> Iterator[Finding]:
     if updates > 1 and not environment.get("optimizer_steps"):  # one may merge or prune
         yield _finding(
             "lower weights",
-            f"Values in lower precision were written into weights in float32 ({_count(updates, 'call')}): if that is "
+            f"Values in lower precision were written into weights in float32 ({counted(updates, 'call')}): if that is "
             "the step of an optimizer of your own, put it under `with hmp.disable_casts():`",
         )
     is_told = any("losses" in row.noticed for row in report.rows)

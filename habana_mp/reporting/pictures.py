@@ -183,14 +183,13 @@ def chrome_trace(beside: str | os.PathLike[str] | None) -> dict[str, Any]:
 
 
 def _events(base: int) -> Iterable[dict[str, Any]]:
-    records, process = _core.watched_calls(), os.getpid()
+    events, process = _core.watched_events(), os.getpid()
+    records = _core.watched_calls()  # after the events: other threads may record a call meanwhile
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "habana_mp"}}
-    for record, module, begin, end, thread in _core.watched_events():
+    for record, module, begin, end, thread in events:
         event = {"ph": "X", "pid": process, "tid": thread, "ts": (begin - base) / 1e3, "dur": (end - begin) / 1e3}
         if record < 0:
             yield {**event, "cat": "module", "name": module}
-            continue
-        if record >= len(records):  # recorded by another thread in the meantime
             continue
         row = records[record]
         arguments = {name: row[name] for name in ("precision", "reason", "phase")}

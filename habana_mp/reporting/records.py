@@ -133,6 +133,15 @@ def short_place(file: str, line: int | None) -> str:
     return f"{short_path(file)}:{line}"
 
 
+def plain_name(operation: str) -> str:
+    """Returns the name of an operation in lists and reports: `*` is mul there. mul_ is another operation."""
+    return operation.strip("_") if operation.startswith("__") else operation
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 #: The end of the range of float16.
 LARGEST_FLOAT16 = 65504.0
 

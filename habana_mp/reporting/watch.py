@@ -28,40 +28,37 @@ class _Watching:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block in which nothing is watched."""
-        self._pause(is_paused=True)
+        with self._changing():
+            self._is_paused = True
         try:
             yield
         finally:
-            self._pause(is_paused=False)
-
-    def _pause(self, *, is_paused: bool) -> None:
-        with locks.installation, locks.watching:
-            self._is_paused = is_paused
-            self._follow()
+            with self._changing():
+                self._is_paused = False
 
     def of_convert(self, detail: Detail) -> None:
-        with locks.installation, locks.watching:
+        with self._changing():
             self._of_convert = detail
-            self._follow()
 
     def begins(self, detail: Detail) -> None:
-        with locks.installation, locks.watching:
+        with self._changing():
             self._of_blocks.append(detail)
-            self._follow()
 
     def ends(self, detail: Detail) -> None:
-        with locks.installation, locks.watching:
+        with self._changing():
             self._of_blocks.remove(detail)
-            self._follow()
 
-    def _follow(self) -> None:
-        is_watched = self.detail != "operations" and not self._is_paused
-        stopwatch.run(running=is_watched)
-        if is_watched:
-            watched_calls.begin(lines=self.detail == "lines")
-        else:
-            watched_calls.stop()
-        installation.watch(watched=is_watched)
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with locks.installation, locks.watching:
+            yield
+            is_watched = self.detail != "operations" and not self._is_paused
+            stopwatch.run(running=is_watched)
+            if is_watched:
+                watched_calls.begin(lines=self.detail == "lines")
+            else:
+                watched_calls.stop()
+            installation.watch(watched=is_watched)
 
 
 watching = _Watching()
