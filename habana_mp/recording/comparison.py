@@ -63,6 +63,8 @@ class Difference:
     is_weight: bool = False
     #: True if one of the runs compiled the code around the call, so that its own inputs are unknown.
     is_compiled: bool = False
+    #: How many calls of its process both records have before it.
+    order: int = 0
 
     @property
     def place(self) -> str:
@@ -71,7 +73,10 @@ class Difference:
     def __str__(self) -> str:
         number = f" (call {self.number})" if self.number > 1 else ""
         module = f" in {self.module}" if self.module else ""
-        return _core.printable(f"`{self.operation}`{number}{module} at {self.place}")
+        is_backward = self.phase == "backward" and not self.operation.startswith("gradient of ")
+        process = f" of {self.process}" if self.process not in ("", "main") else ""
+        where = f"{module}{' in the backward' if is_backward else ''} at {self.place}{process}"
+        return _core.printable(f"`{self.operation}`{number}{where}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,7 +109,7 @@ class RecordComparison:
     @property
     def first(self) -> Difference | None:
         """The first difference: values that were given, or the call that made it."""
-        return next(iter((*self.given, *self.born)), None)
+        return min((*self.given, *self.born), key=lambda one: one.order, default=None)
 
     def changed(self, change: str) -> list[Difference]:
         """Returns the calls that ran in another precision, for ``"precision"``."""
@@ -175,7 +180,7 @@ class RecordComparison:
 
 def _in_words(one: Difference) -> str:
     if one.only_in:
-        return f"{one}, which {one.only_in} alone calls: the call after it is given other values ({_share(one.result)})"
+        return f"{one}, which {one.only_in} alone calls: what follows it has other values ({_share(one.result)})"
     whose, without = (
         ("before the compiled code", "in compiled code") if one.is_compiled else ("of its inputs", "of the same inputs")
     )
@@ -188,7 +193,7 @@ def _in_words(one: Difference) -> str:
 def _share(share: float) -> str:
     if math.isinf(share):
         return "values that are not finite"
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:,.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -198,6 +203,7 @@ def is_record(given: Any) -> bool:
     """True for the path of a record: a folder, or one of its files."""
     if not isinstance(given, str | os.PathLike):
         return False
+    os.stat(given)  # raises if it is not there
     return os.path.isdir(given) or os.fspath(given).endswith(".jsonl")
 
 
@@ -324,20 +330,21 @@ class _Process:
             inputs=of_inputs,
             bound=bound(a, b, terms),
             is_compiled=is_compiled,
+            order=self.matched,
         )
         outside = next((place for place, one in enumerate(inputs) if one > spacing(given[place][0])), None)
-        if outside is not None and not self._largest:
+        is_born = of_result > _GROWTH * of_inputs + found.bound
+        is_born = is_born or bool(given and not of_inputs and of_means > bound_of_means(a, b))
+        if alone is not None and not self._largest and (outside is not None or is_born):
+            self.born.append(replace(alone, result=max(of_result, *inputs), order=self.matched))
+        elif outside is not None and not self._largest:
             one, other = given[outside]
-            if alone is not None:
-                self.born.append(replace(alone, result=inputs[outside]))
-            elif one["dtype"] != other["dtype"]:  # a conversion, which no record has
+            if one["dtype"] != other["dtype"]:  # a conversion, which no record has
                 self.born.append(found)
             else:
                 is_weight = bool(other.get("weight"))
                 self.given.append(replace(found, inputs=inputs[outside], given=outside + 1, is_weight=is_weight))
-        elif of_result > _GROWTH * of_inputs + found.bound or (
-            given and not of_inputs and of_means > bound_of_means(a, b)
-        ):
+        elif is_born:
             self.born.append(found)
         else:
             self.inherited += of_result > 0
@@ -371,7 +378,12 @@ def _of_records(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RecordC
     names = dict.fromkeys((*of_a, *of_b))
     found = [_Process(name, of_a.get(name, [])[1:], of_b.get(name, [])[1:]) for name in names]
     header, other = (next(iter(of.values()))[0] for of in (of_a, of_b))
-    shown = {"torch": "torch", "habana_mp": "habana_mp", "python": "Python", "sample": "values of a tensor"}
+    if header["sample"] != other["sample"]:
+        raise ValueError(
+            f"the records must have as many values of each tensor; got {header['sample']} in `a` and {other['sample']} "
+            "in `b`: record both with the same `sample=`"
+        )
+    shown = {"torch": "torch", "habana_mp": "habana_mp", "python": "Python"}
     runs = {words: (str(header.get(name)), str(other.get(name))) for name, words in shown.items()}
     lists = ("born", "given", "in_another_precision", "missing")
     counts = ("matched", "inherited", "inside_of_compiled", "of_other_sizes")

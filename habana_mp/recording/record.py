@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
 import platform
 from pathlib import Path
+from typing import ClassVar, TextIO
 
 import torch
 
@@ -32,19 +34,26 @@ class Record(Scope):
     _name = "record"
     _advice = 'hmp.record(...) alone does nothing: write `with hmp.record("folder"):` around the steps to record'
 
+    #: The record that runs in this process: there is one observer of calls.
+    _running: ClassVar[Record | None] = None
+
     def __init__(self, path: str | os.PathLike[str], sample: int) -> None:
         self._folder, self._sample = Path(path), sample
-        self._recorder: Recorder | None = None
+        self._recorder = Recorder(self._opened, sample)
+        self._file_name = ""
+        self._depth = 0
         self._policy: Policy | None = None
 
     def __enter__(self) -> None:
+        """Begins the record. If it has ended before, it goes on."""
         self._is_used = True
-        if self._recorder is not None:
-            raise RuntimeError("this record runs already: make another `hmp.record(...)` with another folder")
+        if Record._running not in (None, self):
+            raise RuntimeError("another record runs: end it first")
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = open(self._folder / f"{_process()}.jsonl", "w", 1, "utf-8")
-        file.write(f"{json.dumps(self._header())}\n")
-        self._recorder = Recorder(file, self._sample)
+        self._depth += 1
+        if self._depth > 1:
+            return
+        Record._running = self
         with locks.installation:
             if installation.policy is None:
                 self._policy = Policy(lower="bf16")
@@ -53,13 +62,25 @@ class Record(Scope):
         self._recorder.begin()
 
     def __exit__(self, *_: object) -> None:
-        assert self._recorder is not None
+        self._depth -= 1
+        if self._depth:
+            return
         self._recorder.end()
-        self._recorder = None
+        Record._running = None
         with locks.installation:
             installation.record(recorded=False)
             if self._policy is not None and installation.policy is self._policy:
                 installation.uninstall()
+
+    def _opened(self) -> TextIO:
+        """Opens the file: a new one, or that which this record has begun."""
+        goes_on = bool(self._file_name)
+        self._file_name = self._file_name or _process()
+        path, mode = self._folder / f"{self._file_name}.jsonl", "a" if goes_on else "w"
+        file = io.TextIOWrapper(path.open(mode + "b"), "utf-8", line_buffering=True)
+        if not goes_on:
+            file.write(f"{json.dumps(self._header())}\n")
+        return file
 
     def _header(self) -> dict[str, object]:
         return {
@@ -96,12 +117,13 @@ def record(path: str | os.PathLike[str], *, sample: int = _SAMPLE) -> Record:
     It changes no value and no decision. Each process writes one file into the folder, as it runs.
 
     Args:
-        path: The folder. It is made if it is not there; the file of an earlier record of this process is replaced.
+        path: The folder, a new one for each run. It is made if it is not there.
         sample: The number of values of each tensor, at positions that depend on its size alone.
 
     Raises:
         ValueError: a ``sample`` below 1.
-        OSError: the folder or the file cannot be written.
+        OSError: the folder cannot be made.
+        RuntimeError: another record runs.
     """
     if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
         raise ValueError(f"`sample` must be a whole number of at least 1; got {sample!r}")

@@ -6,12 +6,12 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from habana_mp import _core
 from habana_mp.common.errors import warn
@@ -38,31 +38,33 @@ _ONLY_WRITES = frozenset(
 class Recorder:
     """Records the calls of a process, in all threads, from :meth:`begin` to :meth:`end`."""
 
-    def __init__(self, file: TextIO, sample: int) -> None:
-        self._file: TextIO | None = file
-        self._sample = sample
+    def __init__(self, opened: Callable[[], TextIO], sample: int) -> None:
+        """``opened``: opens the file, when there is something to write. A process that multiprocessing starts does not
+        know its own name before."""
+        self._opened, self._sample = opened, sample
+        self._file: TextIO | None = None
+        self._is_on = False
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._numbers: Counter[tuple[str, str, str]] = Counter()
-        #: The results of calls that were described, with their versions.
-        self._made: MutableMapping[torch.Tensor, tuple[int, dict[str, Any]]] = WeakIdKeyDictionary()
-        #: The weights whose gradients are recorded, with the hooks on them.
-        self._weights: MutableMapping[torch.Tensor, Any] = WeakIdKeyDictionary()
-        self._names: dict[int, tuple[str, str]] = {}
+        #: By a weight's identity: the path of its module, its name there, and the module's weights.
+        self._names: dict[int, tuple[str, str, dict[str, Any]]] = {}
         #: The names of outermost modules in this record, by their names in this process.
         self._roots: dict[str, str] = {}
         self._graphs = FollowedGraphs(self._call_graph)
         self._former: Any = None
 
     def begin(self) -> None:
+        """Begins, or goes on after :meth:`end`."""
+        self._is_on = True
         self._former = _core.observe_calls(self._answer)
+        self._graphs = FollowedGraphs(self._call_graph)
         self._graphs.install()
 
     def end(self) -> None:
+        self._is_on = False
         self._graphs.uninstall()
         _core.observe_calls(self._former)
-        for hook in self._weights.values():
-            hook.remove()
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -70,7 +72,7 @@ class Recorder:
 
     def _records(self) -> bool:
         """False after its end, in a fork of the process that began, and while a diagnosis repeats a step."""
-        return self._file is not None and os.getpid() == self._process and notes.are_taken
+        return self._is_on and os.getpid() == self._process and notes.are_taken
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -112,6 +114,9 @@ class Recorder:
         graph: Graph | None,
     ) -> None:
         phase = "backward" if _core.computes_gradient() else "forward"
+        thread = threading.current_thread()
+        if phase == "forward" and thread is not threading.main_thread():
+            phase = f"forward in {thread.name}"  # its calls have numbers of their own
         module = self._path(origin.module)
         made_by: list[_Call] = []
         with self._lock:
@@ -123,14 +128,15 @@ class Recorder:
                     for path, one in zip(paths, graph.operations, strict=True)
                 ]
                 made_by = [made[place] if place >= 0 else ("", "", 0) for place in graph.results]
-        shown = [self._described(one, is_result=True) for one in results]
+        shown = [self._described(one) for one in results]
         self._write(of, phase, origin, decision, inputs, shown, **({"made_by": made_by} if made_by else {}))
-        for one in given:
-            if one.requires_grad and one.is_leaf and one not in self._weights:
+        for one in filter(_is_weight, given):
+            hooks: Any = one._backward_hooks or {}
+            if not any(isinstance(hook, _OnWeight) and hook.recorder is self for hook in hooks.values()):
                 where, name = self._name_of(one) or (module, "a tensor")
-                self._weights[one] = _on_gradient(one, partial(self._gradient, where, name, None, origin))
+                _on_gradient(one, _OnWeight(self, where, name, origin))
         for place, one in enumerate(results):
-            if one.requires_grad and one.grad_fn is not None and not any(one is other for other in given):
+            if _has_gradient(one) and not any(one is other for other in given):
                 maker = made_by[place] if place < len(made_by) and made_by[place][2] else of
                 name = maker[1] + (f", result {place + 1}" if place else "")
                 _on_gradient(one, partial(self._gradient, maker[0], name, maker[2], origin))
@@ -148,19 +154,13 @@ class Recorder:
         self._numbers[module, operation, phase] += 1
         return module, operation, self._numbers[module, operation, phase]
 
-    def _described(self, tensor: torch.Tensor, *, is_result: bool = False) -> dict[str, Any]:
-        """Returns the data of a tensor. That of a result is kept until the result is written to: it is the input of
-        the calls after it."""
-        version = -1 if tensor.is_inference() else tensor._version
-        known = self._made.get(tensor)
-        if known is not None and not is_result and known[0] == version >= 0:
-            return known[1]
+    def _described(self, tensor: torch.Tensor) -> dict[str, Any]:
         found = described(tensor, self._sample)
-        if tensor.requires_grad and tensor.is_leaf:
-            found["weight"] = True
-        if is_result:
-            self._made[tensor] = version, found
-        return found
+        return found | {"weight": True} if _is_weight(tensor) else found
+
+    @run_by_python
+    def gradient_of_weight(self, module: str, name: str, origin: Origin, gradient: torch.Tensor | None) -> None:
+        self._gradient(module, name, None, origin, gradient)
 
     @run_by_python
     def _gradient(
@@ -178,14 +178,16 @@ class Recorder:
 
     def _name_of(self, weight: torch.Tensor) -> tuple[str, str] | None:
         """Returns the path of the module that has this weight, and its name there."""
-        if id(weight) not in self._names:
-            for outermost in outermost_modules():
-                root = Origin("", 0, (outermost,)).module
-                for path, module in named_modules(outermost):
-                    where = ".".join((root, *path_in(outermost, path)))
-                    self._names |= {id(one): (where, name) for name, one in module._parameters.items()}
-        found = self._names.get(id(weight))
-        return None if found is None else (self._path(found[0]), found[1])
+        where, name, holder = self._names.get(id(weight), ("", "", {}))
+        if holder.get(name) is not weight:  # not known, or an earlier one had its address
+            self._names = {
+                id(one): (".".join((Origin("", 0, (root,)).module, *path_in(root, path))), key, module._parameters)
+                for root in outermost_modules()
+                for path, module in named_modules(root)
+                for key, one in module._parameters.items()
+            }
+            where, name, _ = self._names.get(id(weight), ("", "", {}))
+        return (self._path(where), name) if name else None
 
     # ---- the file ----------------------------------------------------------------------------------------------------
 
@@ -211,13 +213,37 @@ class Recorder:
         }
         line = json.dumps(entry, separators=(",", ":"))
         with self._lock:
-            if self._file is None:
+            if not self._is_on:
                 return
             try:
+                self._file = self._file or self._opened()
                 self._file.write(f"{line}\n")
             except OSError as error:
-                self._file = None
+                self._is_on = False
                 warn(f"the record ends here, since its file cannot be written: {error}")
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """True for a leaf that gets a gradient. torch refuses to tell that of a view which was made without gradients."""
+    with suppress(Exception):  # a class of tensors may raise anything
+        return tensor.requires_grad and tensor.is_leaf
+    return False
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    with suppress(Exception):
+        return tensor.requires_grad and tensor.grad_fn is not None
+    return False
+
+
+class _OnWeight:
+    """A hook on a weight, by which the recorder knows that it has one there."""
+
+    def __init__(self, recorder: Recorder, module: str, name: str, origin: Origin) -> None:
+        self.recorder, self._of = recorder, (module, name, origin)
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self.recorder.gradient_of_weight(*self._of, gradient)
 
 
 def _on_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor], None]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -13,32 +14,31 @@ _STEP = (5**0.5 - 1) / 2
 
 
 def described(tensor: torch.Tensor, most: int) -> dict[str, Any]:
-    """Returns the data of a tensor with at most this many of its values. Tensors whose values cannot be read one by one
-    have only their type and sizes."""
-    found: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch."), "sizes": list(tensor.shape)}
-    try:
-        with torch.no_grad():
-            found |= _values(tensor.detach(), most)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # a class of tensors without these
-        pass
+    """Returns the data of a tensor with at most this many of its values. Tensors of other classes than torch's own have
+    only their type and sizes."""
+    found: dict[str, Any] = {"dtype": "unknown", "sizes": []}
+    with suppress(Exception), torch.no_grad():  # a class of tensors may raise anything
+        found["dtype"] = str(tensor.dtype).removeprefix("torch.")
+        found["sizes"] = list(map(int, tensor.shape))
+        local = getattr(tensor, "to_local", None)  # the part of a distributed tensor that this process holds
+        plain = tensor if local is None else local()
+        if type(plain) in (torch.Tensor, torch.nn.Parameter):
+            found |= _values(plain.detach(), most)
     return found
 
 
 def _values(tensor: torch.Tensor, most: int) -> dict[str, Any]:
-    local = getattr(tensor, "to_local", None)
-    if local is not None:  # the part of a distributed tensor that this process holds
-        tensor = local()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().values()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.numel() or tensor.device.type == "meta":
         return {}
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     sample = torch.take(tensor, _positions(tensor.numel(), most, tensor.device)).to(wide)
     # Values that are repeated in memory are read once.
     once = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())]
-    sizes = (once if once.is_floating_point() else once.to(wide)).abs()
+    sizes = once.to(torch.uint8) if once.dtype == torch.bool else once.abs()
     whole = torch.cat((_largest_and_sum(sizes, wide), sample)).tolist()  # one copy from a device
     not_finite = 0
     if not math.isfinite(whole[0]):
@@ -56,7 +56,7 @@ def _values(tensor: torch.Tensor, most: int) -> dict[str, Any]:
 
 def _largest_and_sum(sizes: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     rows = sizes.reshape(1) if not sizes.dim() else sizes
-    in_rows = wide if rows.dtype == torch.float64 else torch.float32
+    in_rows = torch.float32 if rows.is_floating_point() and rows.dtype != torch.float64 else wide
     return torch.stack((rows.amax().to(wide), rows.sum(-1, dtype=in_rows).sum(dtype=wide)))
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -178,10 +179,78 @@ def test_a_diagnosis_in_a_record_is_left_out_and_the_record_goes_on(tmp_path: Pa
     assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
 
 
-def test_a_record_that_runs_is_not_begun_again(tmp_path: Path) -> None:
-    block = hmp.record(tmp_path)
-    with block, pytest.raises(RuntimeError, match="runs already"):
-        block.__enter__()
+def test_a_record_goes_on_when_it_is_entered_again_and_another_one_is_refused(tmp_path: Path) -> None:
+    @hmp.record(tmp_path)
+    def step(left: int) -> None:
+        torch.exp(torch.ones(2))
+        if left:
+            step(left - 1)
+
+    step(1)
+    step(0)
+    assert [(row["operation"], row["number"]) for row in calls(tmp_path)] == [("exp", 1), ("exp", 2), ("exp", 3)]
+    with hmp.record(tmp_path), pytest.raises(RuntimeError, match="another record runs"), hmp.record(tmp_path / "b"):
+        pass
+
+
+def test_writes_to_views_of_weights_run_as_without_a_record(tmp_path: Path) -> None:
+    with hmp.record(tmp_path):
+        torch.nn.Embedding(4, 2, padding_idx=0)
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        with torch.no_grad():
+            weight[0].fill_(0)
+            weight.view(-1).mul_(2)
+            torch.nn.init.orthogonal_(weight[:1])
+    assert {"fill_", "mul_"} <= {row["operation"] for row in calls(tmp_path)}
+
+
+def test_values_written_past_torch_are_read_again(tmp_path: Path) -> None:
+    x = torch.ones(2)
+    with hmp.record(tmp_path):
+        y = torch.exp(x)
+        y.numpy()[:] = 3
+        torch.log(y)
+    assert calls(tmp_path)[1]["inputs"][0]["values"] == [3.0, 3.0]
+
+
+def test_classes_of_tensors_that_raise_are_recorded_by_their_sizes(tmp_path: Path) -> None:
+    class Strict(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is not torch.exp:
+                raise ValueError(function)
+            return super().__torch_function__(function, kinds, args, kwargs or {})
+
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with hmp.record(tmp_path):
+        torch.exp(torch.ones(2).as_subclass(Strict))
+        torch.exp(nested)
+    assert all("values" not in row["inputs"][0] for row in calls(tmp_path))
+
+
+def test_threads_have_numbers_of_their_own(tmp_path: Path) -> None:
+    with hmp.record(tmp_path):
+        thread = threading.Thread(target=lambda: torch.exp(torch.ones(2)), name="loader")
+        thread.start()
+        thread.join()
+        torch.exp(torch.ones(2))
+    assert [(row["phase"], row["number"]) for row in calls(tmp_path)] == [("forward in loader", 1), ("forward", 1)]
+
+
+def test_a_process_that_is_spawned_has_its_own_file_under_the_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import multiprocessing, torch\n"
+        "def work(): torch.sin(torch.ones(2))\n"
+        "if __name__ == '__main__':\n"
+        "    torch.exp(torch.ones(2))\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    child.start(); child.join()\n"
+    )
+    command = [sys.executable, "-m", "habana_mp", "run", "--record", "out", "train.py"]
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert [row["operation"] for row in calls(tmp_path / "out")] == ["exp"]
+    assert [row["operation"] for row in calls(tmp_path / "out", "process-1")] == ["sin"]
 
 
 def test_wrong_arguments_are_told(tmp_path: Path) -> None:

@@ -144,9 +144,41 @@ def test_a_line_that_was_cut_off_is_left_out(sound: Path, tmp_path: Path) -> Non
     assert {one.only_in for one in found.missing} == {"b"}
 
 
+def test_a_call_that_one_alone_makes_is_named_before_the_gradient_that_it_changes(tmp_path: Path) -> None:
+    for name in "ab":
+        linear = torch.nn.Linear(2, 2, bias=False)
+        torch.nn.init.ones_(linear.weight)
+        with hmp.record(tmp_path / name):
+            loss = torch.exp(linear(torch.zeros(1, 2)) * 0).sum()
+            (loss / 4 if name == "a" else loss).backward()
+    found = hmp.compare(tmp_path / "a", tmp_path / "b")
+    assert (found.first.operation, found.first.only_in) == ("truediv", "a")
+
+
+def test_the_rank_that_differs_first_is_named(sound: Path, tmp_path: Path) -> None:
+    text = (sound / "fp32" / "main.jsonl").read_text()
+    record(tmp_path / "c", "another epsilon")
+    record(tmp_path / "d", "an older kernel")
+    for folder, (one, other) in {"a": ("", ""), "b": ("d", "c")}.items():
+        (tmp_path / folder).mkdir()
+        for rank, of in enumerate((one, other)):
+            file = tmp_path / folder / f"rank-{rank}.jsonl"
+            file.write_text((tmp_path / of / "main.jsonl").read_text() if of else text)
+    first = hmp.compare(tmp_path / "a", tmp_path / "b").first
+    assert (first.operation, first.process) == ("layer_norm", "rank-1")
+    assert str(first).endswith(" of rank-1")
+
+
 def test_wrong_usage_is_told(sound: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match="must both be records or both be reports"):
-        hmp.compare(sound / "fp32", "report.json")
+        hmp.compare(sound / "fp32", tmp_path / "report.json")
+    with pytest.raises(FileNotFoundError):
+        hmp.compare(sound / "fp32", "nowhere")
+    with hmp.record(tmp_path / "few", sample=3):
+        torch.exp(torch.ones(5))
+    with pytest.raises(ValueError, match="as many values of each tensor; got 64 in `a` and 3 in `b`"):
+        hmp.compare(sound / "fp32", tmp_path / "few")
     with pytest.raises(ValueError, match=r"it is no record: the folder has no \.jsonl file"):
         hmp.compare(tmp_path, sound / "fp32")
     (tmp_path / "main.jsonl").write_text('{"format": "other"}\n')
