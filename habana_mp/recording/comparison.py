@@ -336,7 +336,7 @@ class _Process:
         is_born = of_result > _GROWTH * of_inputs + found.bound
         is_born = is_born or bool(given and not of_inputs and of_means > bound_of_means(a, b))
         if alone is not None and not self._largest and (outside is not None or is_born):
-            self.born.append(replace(alone, result=max(of_result, *inputs), order=self.matched))
+            self.born.append(replace(alone, result=max((of_result, *inputs)), order=self.matched))
         elif outside is not None and not self._largest:
             one, other = given[outside]
             if one["dtype"] != other["dtype"]:  # a conversion, which no record has
