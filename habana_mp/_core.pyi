@@ -290,7 +290,6 @@ class Block:
     def leave(self) -> None: ...
 
 def enter_block(module: RunningModule) -> Block: ...
-
 def set_module_names(names: Callable[[Any, list[Any]], tuple[int, str, str]], /) -> None:
     """Sets the function that finds the place of a module among the modules around it."""
 
