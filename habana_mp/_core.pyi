@@ -1,7 +1,7 @@
 """The C++ core: signatures and docstrings of its functions and classes for the Python layer. Nothing here is public."""
 
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -251,23 +251,16 @@ def set_watch(
     over, and of files that trace; the code of a module's call; functions that return the names of modules, and the
     place of traced code."""
 
-def set_sensitive(
-    angles: Collection[str],
-    counts: Collection[str],
-    statistics: Collection[str],
-    sums: Collection[str],
-    decays: Collection[str],
-    /,
-) -> None:
-    """Sets the operations whose values the core checks while lines are watched: angles, whole numbers, running
-    statistics, sums, and multiplications of averages."""
+def set_sensitive(operations: dict[str, int], /) -> None:
+    """Sets the operations whose values the core checks while lines are watched, with numbers of Sensitivity
+    (``src/watch/records.hpp``)."""
 
 def notice_loss(tensor: Any, /) -> None:
     """Notes that a backward begins from this tensor."""
 
-def begin_watch(lines: bool, nanoseconds_a_cast: float, /) -> None:
-    """Records calls, with their lines or without. Each cast that torch makes inside its operation is assumed to cost
-    this much time, in addition to the time for its values."""
+def begin_watch(lines: bool, nanoseconds_a_cast: float, nanoseconds_a_byte: float, /) -> None:
+    """Records calls, with their lines or without. The times are estimates for casts that torch makes inside its
+    operation."""
 
 def stop_watch() -> None: ...
 def reset_watch() -> None: ...
@@ -292,11 +285,11 @@ def running_module() -> RunningModule | None:
     """Returns the module whose forward runs here. For code that is handed over to run later."""
 
 class Block:
-    """Runs code as a part of the module in which it was handed over, until ``leave``."""
+    """Code that runs as a part of the module in which it was handed over, until ``leave``."""
 
-    def __init__(self, module: RunningModule) -> None: ...
     def leave(self) -> None: ...
 
+def enter_block(module: RunningModule) -> Block: ...
 def set_module_names(names: Callable[[Any, list[Any]], tuple[int, str, str]], /) -> None:
     """Sets the function that finds the place of a module among the modules around it."""
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from habana_mp import _core, ops
+from habana_mp import ops
 from habana_mp.diagnosis.exact import LOWER, is_lower
 from habana_mp.reporting import origins
+from habana_mp.reporting.judging import Worst, worst_of
 from habana_mp.reporting.records import short_place
 
 #: Products, which libraries compute.
@@ -112,7 +113,7 @@ class Site:
 
     def _note_birth(self, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> None:
         """Stores that the call made a value that is not finite, if its inputs are finite."""
-        if self.born is not None or any(_core.worst_value(one, True) in (1, 2) for one in inputs):
+        if self.born is not None or worst_of(inputs) is not Worst.NUMBERS:
             return
         bad = ~torch.isfinite(low)
         # Infinities of the code itself, as in a mask, are the same in float32.

@@ -203,7 +203,7 @@ class _Guarding:
             return
         call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
         self._device = next((one.device for one in call.results()), self._device)
-        if state == Worst.UNKNOWN and search is None:
+        if state == Worst.UNKNOWN and search is None and self._device != torch.device("cpu"):
             if device_flags.note(call):
                 self._begin_search("a result on a device")
             return

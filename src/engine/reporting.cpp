@@ -18,7 +18,7 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   log::Origin origin;
   if (!listens(Listener::watch)) watch::bound_places();
   if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call(), false)) {
-    origin = {*place->path, place->line};
+    origin = {place->file, place->line};
   }
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }

@@ -1,8 +1,8 @@
 #include "engine/seen_calls.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
-#include <unordered_map>
 #include <utility>
 
 #include "engine/call.hpp"
@@ -15,7 +15,7 @@
 #include "listeners.hpp"
 #include "tensor/cast.hpp"
 #include "watch/calls.hpp"
-#include "watch/finite.hpp"
+#include "watch/values.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {
@@ -34,9 +34,9 @@ bool is_watched = false;
 // Returns the result of `make`, which makes the call.
 template <typename Make>
 PyObject* watched(Target& target, const Arguments& arguments, const Make& make) {
-  watch::Call call(&target, arguments.values, arguments.count());
-  PyObject* result = make(call);
-  call.ends(arguments.values, arguments.count(), result);
+  const auto call = std::make_unique<watch::Call>(&target, arguments.values, arguments.count());
+  PyObject* result = make(*call);
+  call->ends(arguments.values, arguments.count(), result);
   return result;
 }
 
@@ -54,7 +54,7 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Argumen
     const auto refused = weights::refusals_so_far();
     PyObject* result = answer_by_rule(target, rule, arguments);
     for (std::size_t why = 0; why < refused.size(); ++why) {
-      if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(static_cast<std::uint8_t>(why));
+      if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(why);
     }
     return result;
   });
@@ -130,28 +130,17 @@ void choose_next() noexcept {
   calls_left = 1 + static_cast<std::int64_t>(part * (2 / guard->share - 1));
 }
 
-// Visits the tensors among these values, also those in lists and tuples.
-template <typename Visit>
-void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& visit, bool may_nest = true) {
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (host::is_tensor_base(values[i])) {
-      visit(values[i]);
-    } else if (may_nest && (PyTuple_Check(values[i]) || PyList_Check(values[i]))) {
-      for_each_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), visit, false);
-    }
-  }
-}
-
-Finite worst_of(PyObject* const* values, Py_ssize_t count) noexcept {
+Finite worst_of(PyObject* const* values, Py_ssize_t count) {
   Finite worst = Finite::numbers;
-  for_each_tensor(values, count,
-                  [&](PyObject* tensor) { worst = std::max(worst, watch::magnitude_of(tensor, checks_all()).state); });
+  host::for_each_tensor(values, count, [&](PyObject* tensor) {
+    worst = std::max(worst, watch::magnitude_of(tensor, checks_all()).state);
+  });
   return worst;
 }
 
 Finite worst_of_result(const Target& target, PyObject* result) {
   Finite worst = Finite::numbers;
-  for_each_tensor(&result, 1, [&](PyObject* tensor) {
+  host::for_each_tensor(&result, 1, [&](PyObject* tensor) {
     const Magnitude one = watch::magnitude_of(tensor, checks_all());
     worst = std::max(worst, one.state);
     if (one.kind != Kind::f16 || one.state != Finite::numbers) return;
@@ -206,42 +195,12 @@ template <typename Make>
 NeverDestroyed<Owned> observing;
 
 // The call for which the observer runs.
-class ObservedCall {
- public:
-  virtual PyObject* make() const = 0;
-
+struct ObservedCall {
   const Target& target;
   std::optional<Decision> decision;
-
- protected:
-  ObservedCall(const Target& called, std::optional<Decision> decided) : target(called), decision(decided) {}
-  ~ObservedCall() = default;
+  std::function<PyObject*()> make;
 };
-
-template <typename Make>
-class ObservedCallOf final : public ObservedCall {
- public:
-  ObservedCallOf(const Target& called, std::optional<Decision> decided, const Make& made)
-      : ObservedCall(called, decided), make_(made) {}
-  PyObject* make() const override { return make_(); }
-
- private:
-  const Make& make_;
-};
-
-// Null outside of the observer.
-thread_local ObservedCall* current_call = nullptr;
-
-class CurrentCall {
- public:
-  explicit CurrentCall(ObservedCall& call) noexcept : former_(std::exchange(current_call, &call)) {}
-  ~CurrentCall() { current_call = former_; }
-  CurrentCall(const CurrentCall&) = delete;
-  CurrentCall& operator=(const CurrentCall&) = delete;
-
- private:
-  ObservedCall* former_;
-};
+thread_local ObservedCall* current_call = nullptr;  // null outside of the observer
 
 // `decision`: that of calls that are not reported.
 template <typename Make>
@@ -253,10 +212,12 @@ template <typename Make>
   const Owned positional = positional_of(arguments);
   const Owned keywords = keywords_of(arguments);
   if (!positional || !keywords) return nullptr;
-  ObservedCallOf<Make> call(target, decision, make);
-  const CurrentCall block(call);
-  return PyObject_CallFunction(observer.get(), "OsOO", target.object.get(), target.operation.c_str(), positional.get(),
-                               keywords.get());
+  ObservedCall call{target, decision, std::cref(make)};
+  current_call = &call;
+  PyObject* result = PyObject_CallFunction(observer.get(), "OsOO", target.object.get(), target.operation.c_str(),
+                                           positional.get(), keywords.get());
+  current_call = nullptr;
+  return result;
 }
 
 // ---- the answers ----------------------------------------------------------------------------------------------------
@@ -324,11 +285,7 @@ void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept {
   choose_answers();
 }
 
-void for_each_largest(const std::function<void(const std::string&, float)>& visit) {
-  for (const auto& [operation, largest] : guard->largest) visit(operation, largest);
-}
-
-void forget_largest() noexcept { guard->largest.clear(); }
+std::unordered_map<std::string, float>& largest_checked() noexcept { return guard->largest; }
 
 Owned set_observer(PyObject* observer) noexcept {
   Owned former = std::exchange(*observing, Owned::borrowed_or_null(observer));

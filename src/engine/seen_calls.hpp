@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
+#include <unordered_map>
 
 #include "engine/answers.hpp"
 #include "owned.hpp"
@@ -23,9 +23,8 @@ void watch_calls(bool watched) noexcept;
 // After `most` calls, if it is not 0, `found` is called once with the state -1.
 void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept;
 
-// Visits the largest magnitudes of checked results in float16, by operation.
-void for_each_largest(const std::function<void(const std::string&, float)>& visit);
-void forget_largest() noexcept;
+// The largest magnitudes of checked results in float16, by operation.
+std::unordered_map<std::string, float>& largest_checked() noexcept;
 
 // From now on `observer` makes each call: it gets the object that was called, the operation's name, the arguments as a
 // tuple and a dict. Its result, or its exception, is that of the call. It gets no call in code that a tracer or a

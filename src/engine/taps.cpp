@@ -19,7 +19,7 @@
 #include "host/taps.hpp"
 #include "host/tensors.hpp"
 #include "listeners.hpp"
-#include "watch/noticed.hpp"
+#include "watch/values.hpp"
 #include "weights/escapes.hpp"
 
 namespace habana_mp::engine {

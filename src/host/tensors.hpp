@@ -25,6 +25,17 @@ inline bool is_parameter_class(PyObject* object) noexcept {
 }
 // True if the current exception says that the memory of an accelerator is used up.
 inline bool is_out_of_memory_error() noexcept { return PyErr_ExceptionMatches(api.out_of_memory_error) != 0; }
+// Visits the tensors among these values, also those in lists and tuples among them.
+template <typename Visit>
+void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& visit, bool may_nest = true) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (is_tensor_base(values[i])) {
+      visit(values[i]);
+    } else if (may_nest && (PyTuple_Check(values[i]) || PyList_Check(values[i]))) {
+      for_each_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), visit, false);
+    }
+  }
+}
 inline bool is_dtype(PyObject* object) noexcept { return Py_TYPE(object) == api.dtype; }
 
 // Returns torch.bfloat16, torch.float16, or torch.float32 for any other kind; borrowed.

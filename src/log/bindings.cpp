@@ -4,9 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "host/frames.hpp"
+#include "log/destinations.hpp"
 #include "log/log.hpp"
-#include "log/printable.hpp"
-#include "log/sinks.hpp"
 #include "pybind.hpp"
 
 namespace py = pybind11;
@@ -17,8 +17,8 @@ namespace {
 
 std::shared_ptr<log::Destination> destination_of(const std::string& kind, const py::object& target, bool append) {
   if (kind == "console") return log::console();
-  if (kind == "file") return log::file(target, append, log::Layout::text);
-  if (kind == "json") return log::file(target, append, log::Layout::json);
+  if (kind == "file") return log::file(target, append, false);
+  if (kind == "json") return log::file(target, append, true);
   if (kind == "python") return log::python(target);
   throw py::value_error("`kind` must be \"console\", \"file\", \"json\" or \"python\"; got \"" + kind + "\"");
 }
@@ -31,23 +31,9 @@ void log_to(const std::string& kind, const py::object& target, bool append, bool
   log::send_to(destination);
 }
 
-// Lone surrogates pass, as they do wherever the bytes of a file name get into a repr.
-std::string bytes_of(const py::str& text) {
-  const auto bytes = py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
-  if (!bytes) throw py::error_already_set();
-  return bytes;
-}
-
-py::str printable(const py::str& text) {
-  fmt::memory_buffer scratch;
-  const std::string bytes = bytes_of(text);
-  const std::string_view made = log::printable(bytes, scratch);
-  return {made.data(), made.size()};
-}
-
 void log_operation(const py::str& representation, const std::string& operation, int precision, int reason,
                    unsigned casts) {
-  log::operation(bytes_of(representation), operation,
+  log::operation(host::bytes_of(representation.ptr()), operation,
                  {static_cast<rules::Precision>(precision), static_cast<rules::Reason>(reason)}, casts, nullptr);
 }
 
@@ -67,8 +53,9 @@ void register_log(py::module_& module) {
       "log_off", [] { log::send_to(nullptr); }, "Turns the cast log off; a file is complete when this returns.");
   module.def("log_flush", &log::flush, "Writes out what the log's file still buffers.");
 
-  module.def("printable", &printable, py::arg("text"),
-             "The text with what controls a terminal or ends a line spelled out, as in the log.");
+  module.def(
+      "printable", [](const py::str& text) { return log::printable(host::bytes_of(text.ptr())); }, py::arg("text"),
+      "The text with what controls a terminal or ends a line spelled out, as in the log.");
 
   py::dict reasons;
   for (const rules::ReasonRow& row : rules::reasons) {
@@ -81,11 +68,12 @@ void register_log(py::module_& module) {
   module.def("_log_operation", &log_operation, py::arg("representation"), py::arg("operation"), py::arg("precision"),
              py::arg("reason"), py::arg("casts"));
   module.def(
-      "_log_event", [](const py::str& text) { log::event(bytes_of(text)); }, py::arg("text"));
+      "_log_event", [](const py::str& text) { log::event(host::bytes_of(text.ptr())); }, py::arg("text"));
 
+  // A line left in the buffer during a fork would be written by both processes.
+  py::module_::import("os").attr("register_at_fork")(py::arg("before") = py::cpp_function(&log::flush));
   // atexit calls the first registered function last, so lines from the script's own atexit functions are still logged.
   py::module_::import("atexit").attr("register")(py::cpp_function(&log::shut_down));
-  py::module_::import("os").attr("register_at_fork")(py::arg("before") = py::cpp_function(&log::before_fork));
 }
 
 }  // namespace habana_mp

@@ -3,8 +3,9 @@
 #include <Python.h>
 #include <fmt/compile.h>
 #include <fmt/format.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -16,8 +17,7 @@
 #include "errors.hpp"
 #include "forks.hpp"
 #include "gil.hpp"
-#include "log/printable.hpp"
-#include "log/sinks.hpp"
+#include "log/destinations.hpp"
 #include "owned.hpp"
 
 namespace py = pybind11;
@@ -59,36 +59,85 @@ class LineScope {
   bool entered_;
 };
 
+// True for what controls a terminal or ends a line: control characters, separators of lines and paragraphs, marks that
+// change the direction of text, and lone surrogates.
+constexpr bool controls(char32_t c) {
+  const bool is_control = c < 0x20 || (c >= 0x7F && c <= 0x9F);
+  const bool is_surrogate = c >= 0xD800 && c <= 0xDFFF;
+  const bool ends_line = c == 0x2028 || c == 0x2029;
+  const bool turns_text = c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) ||
+                          (c >= 0x2066 && c <= 0x2069) || c == 0xFEFF;
+  return is_control || is_surrogate || ends_line || turns_text;
+}
+
+// Appends text, which is Python's: valid UTF-8, but with lone surrogates of three bytes. Escapes what `controls`, and
+// with `is_json` as the inside of a JSON string.
+void append_escaped(fmt::memory_buffer& out, std::string_view text, bool is_json) {
+  for (std::string_view sequence; !text.empty(); text.remove_prefix(sequence.size())) {
+    const auto first = static_cast<unsigned char>(text.front());
+    const unsigned length = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    sequence = text.substr(0, length);
+    char32_t c = length == 1 ? first : first & (0x7FU >> length);
+    for (const char more : sequence.substr(1)) c = c << 6U | (static_cast<unsigned char>(more) & 0x3FU);
+    if (c == '\n' || c == '\r' || c == '\t') {
+      out.push_back('\\');
+      out.push_back(c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+    } else if (controls(c)) {
+      const bool is_short = !is_json && c <= 0xFF;
+      fmt::format_to(std::back_inserter(out), "\\{}{:0{}x}", is_short ? 'x' : 'u', static_cast<unsigned>(c),
+                     is_short ? 2 : 4);
+    } else {
+      if (is_json && (c == '"' || c == '\\')) out.push_back('\\');
+      out.append(sequence);
+    }
+  }
+}
+
 void append_text(fmt::memory_buffer& out, std::string_view representation, rules::Decision decision,
                  const Origin* origin) {
-  using rules::Precision;
-  using rules::Reason;
-  fmt::memory_buffer scratch;
-  const std::string_view readable = printable(representation, scratch);
-  if (decision.precision == Precision::unchanged) {
-    fmt::format_to(std::back_inserter(out), FMT_COMPILE("leaving  {}  as it is: {}"), readable,
-                   rules::describe(decision.reason));
+  const bool leaves = decision.precision == rules::Precision::unchanged;
+  out.append(std::string_view(leaves ? "leaving  " : "casting  "));
+  append_escaped(out, representation, false);
+  if (leaves) {
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  as it is: {}"), rules::describe(decision.reason));
   } else {
-    fmt::format_to(std::back_inserter(out), FMT_COMPILE("casting  {}  to  to_{}"), readable,
-                   rules::name(decision.precision));
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  to  to_{}"), rules::name(decision.precision));
     if (origin != nullptr || rules::has(decision.reason, rules::in_log)) {
       fmt::format_to(std::back_inserter(out), FMT_COMPILE("  ({})"), rules::describe(decision.reason));
     }
   }
   if (origin != nullptr && !origin->file.empty()) {
-    fmt::memory_buffer file;
-    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  at  {}:{}"), printable(origin->file, file), origin->line);
+    out.append(std::string_view("  at  "));
+    append_escaped(out, origin->file, false);
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE(":{}"), origin->line);
   }
 }
 
 void append_quoted(fmt::memory_buffer& out, std::string_view text, std::string_view rest = {}) {
   out.push_back('"');
-  append_for_json(out, text);
-  append_for_json(out, rest);
+  append_escaped(out, text, true);
+  append_escaped(out, rest, true);
   out.push_back('"');
 }
 
-// Appends the fields after the time and the thread, which the sink's formatter writes.
+// Appends the first fields of a line of JSON.
+void append_time(fmt::memory_buffer& out) {
+  using namespace std::chrono;
+  // Use the C++20 calendar, because gmtime_r takes libc's time-zone lock.
+  const auto now = floor<microseconds>(system_clock::now());
+  const auto day = floor<days>(now);
+  const year_month_day date{day};
+  const hh_mm_ss clock{now - day};
+  // Ask the kernel for the thread's number, since a forked child would inherit a known one. (glibc has a function for
+  // it from 2.30 on.)
+  fmt::format_to(std::back_inserter(out),
+                 FMT_COMPILE(R"({{"time": "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}+00:00", "thread": {}, )"),
+                 static_cast<int>(date.year()), static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                 clock.hours().count(), clock.minutes().count(), clock.seconds().count(), clock.subseconds().count(),
+                 ::syscall(SYS_gettid));
+}
+
+// Appends the other fields.
 void append_fields(fmt::memory_buffer& out, std::string_view representation, std::string_view operation,
                    rules::Decision decision, unsigned casts, const Origin* origin) {
   out.append(std::string_view(R"("kind": "operation", "function": )"));
@@ -119,7 +168,8 @@ void write_line(Fill fill) noexcept {
   try {
     if (!destination->wants_line()) return;
     fmt::memory_buffer line;
-    fill(line, destination->layout());
+    if (destination->is_json) append_time(line);
+    fill(line, destination->is_json);
     destination->write({line.data(), line.size()});
   } catch (py::error_already_set& error) {
     error.restore();
@@ -132,26 +182,30 @@ void write_line(Fill fill) noexcept {
 
 }  // namespace
 
+std::string printable(std::string_view text) {
+  fmt::memory_buffer out;
+  append_escaped(out, text, false);
+  return fmt::to_string(out);
+}
+
 bool explains() noexcept { return in_force() != nullptr && in_force()->explains; }
 
 void operation(std::string_view representation, std::string_view operation, rules::Decision decision, unsigned casts,
                const Origin* origin) noexcept {
-  write_line([&](fmt::memory_buffer& line, Layout layout) {
-    if (layout == Layout::text) {
-      append_text(line, representation, decision, origin);
-    } else {
+  write_line([&](fmt::memory_buffer& line, bool is_json) {
+    if (is_json) {
       append_fields(line, representation, operation, decision, casts, origin);
+    } else {
+      append_text(line, representation, decision, origin);
     }
   });
 }
 
 void event(std::string_view text, std::string_view rest) noexcept {
-  write_line([&](fmt::memory_buffer& line, Layout layout) {
-    if (layout == Layout::text) {
-      for (const std::string_view part : {text, rest}) {
-        fmt::memory_buffer scratch;
-        line.append(printable(part, scratch));
-      }
+  write_line([&](fmt::memory_buffer& line, bool is_json) {
+    if (!is_json) {
+      append_escaped(line, text, false);
+      append_escaped(line, rest, false);
       return;
     }
     line.append(std::string_view(R"("kind": "event", "text": )"));
@@ -162,7 +216,7 @@ void event(std::string_view text, std::string_view rest) noexcept {
 
 void flush() {
   const py::error_scope pending;
-  if (const std::shared_ptr<Destination> destination = in_force()) destination->flush();
+  if (const std::shared_ptr<Destination> destination = in_force()) destination->write_buffer();
 }
 
 std::shared_ptr<Destination> destination() { return in_force(); }
@@ -171,7 +225,7 @@ void send_to(std::shared_ptr<Destination> destination) {
   set_listening(Listener::log, destination != nullptr);
   const std::shared_ptr<Destination> previous = std::exchange(in_force(), std::move(destination));
   // Closing the file would flush it too, but would not report a full disk.
-  if (previous) previous->flush();
+  if (previous) previous->write_buffer();
 }
 
 void shut_down() {
@@ -185,8 +239,6 @@ void shut_down() {
     without_gil([] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
   }
 }
-
-void before_fork() { flush(); }
 
 // The other threads are gone, and with them the lines that they were writing.
 static void mend_after_fork() {

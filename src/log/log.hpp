@@ -31,4 +31,7 @@ void operation(std::string_view representation, std::string_view operation, rule
 // without a gap.
 void event(std::string_view text, std::string_view rest = {}) noexcept;
 
+// Returns the text with whatever controls a terminal or ends a line (\n, \x1b, \u2028) escaped, as in the log.
+std::string printable(std::string_view text);
+
 }  // namespace habana_mp::log

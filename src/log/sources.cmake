@@ -1,5 +1,4 @@
 target_sources(_core PRIVATE
+  src/log/destinations.cpp
   src/log/log.cpp
-  src/log/printable.cpp
-  src/log/sinks.cpp
 )

@@ -9,8 +9,7 @@
 
 #include "pybind.hpp"
 #include "watch/calls.hpp"
-#include "watch/events.hpp"
-#include "watch/noticed.hpp"
+#include "watch/values.hpp"
 #include "weights/cache.hpp"
 
 namespace py = pybind11;
@@ -27,21 +26,7 @@ py::object text(const std::string& bytes) {
   return made;
 }
 
-py::object path_or_none(const watch::ModulePath* path) {
-  return path == nullptr ? py::object(py::none()) : text(path->name);
-}
-
-// A block of code that was deferred in a module and runs now.
-class Block {
- public:
-  explicit Block(std::shared_ptr<watch::RunningModule> module) : call_(watch::enter_block(std::move(module))) {}
-  void leave() noexcept { call_.reset(); }
-
- private:
-  std::unique_ptr<watch::ModuleCall> call_;
-};
-
-Block make_block(std::shared_ptr<watch::RunningModule> module) { return Block(std::move(module)); }
+py::object path_or_none(const watch::ModulePath* path) { return path == nullptr ? py::none() : text(path->name); }
 
 py::dict shown(const watch::Record& record) {
   const watch::Key& key = record.key;
@@ -50,10 +35,10 @@ py::dict shown(const watch::Record& record) {
   row["precision"] = rules::name(key.decision.precision);
   row["reason"] = rules::row_of(key.decision.reason).word;
   row["phase"] = watch::name(key.phase);
-  row["file"] =
-      key.place == nullptr ? py::object(py::none()) : py::reinterpret_borrow<py::object>(key.place->file.get());
-  row["line"] = key.place == nullptr ? py::object(py::none()) : py::int_(key.place->line);
-  row["function"] = key.place == nullptr ? py::object(py::none()) : text(key.place->function);
+  const watch::Place* const place = key.place;
+  row["file"] = place == nullptr ? py::none() : text(place->file);
+  row["line"] = place == nullptr ? py::object(py::none()) : py::int_(place->line);
+  row["function"] = place == nullptr ? py::none() : text(place->function);
   row["module"] = path_or_none(key.module);
   row["calls"] = record.calls;
   row["casts"] = record.amounts.casts;
@@ -117,13 +102,12 @@ py::list watched_modules() {
 // Returns a list of (record or -1, path of the module or None, begin, end, thread). The times are nanoseconds since
 // 1970.
 py::list watched_events() {
-  const std::int64_t shift = watch::nanoseconds_to_calendar();
+  const std::uint64_t shift = watch::nanoseconds<std::chrono::system_clock>() - watch::nanoseconds();
   py::list rows;
   for (const watch::Event& event : watch::events()) {
     const watch::ModulePath* const path =
         event.module < 0 ? nullptr : watch::path_numbered(static_cast<std::uint64_t>(event.module));
-    rows.append(py::make_tuple(event.record, path_or_none(path), static_cast<std::int64_t>(event.begin) + shift,
-                               static_cast<std::int64_t>(event.end) + shift, event.thread));
+    rows.append(py::make_tuple(event.record, path_or_none(path), event.begin + shift, event.end + shift, event.thread));
   }
   return rows;
 }
@@ -139,20 +123,11 @@ void register_watch(py::module_& module) {
     watch::set_traced_place(traced_place.ptr());
     watch::set_device_clock(mark.ptr(), took.ptr());
   });
-  using Names = const std::vector<std::string>&;
-  module.def("set_sensitive", [](Names angles, Names counts, Names statistics, Names sums, Names decays) {
-    std::unordered_map<std::string, watch::Sensitivity> operations;
-    for (const std::string& one : angles) operations[one] = watch::Sensitivity::angle;
-    for (const std::string& one : counts) operations[one] = watch::Sensitivity::count;
-    for (const std::string& one : statistics) operations[one] = watch::Sensitivity::statistics;
-    for (const std::string& one : sums) operations[one] = watch::Sensitivity::sum;
-    for (const std::string& one : decays) operations[one] = watch::Sensitivity::decay;
-    watch::set_sensitive(std::move(operations));
+  module.def("set_sensitive", [](const std::unordered_map<std::string, int>& operations) {
+    for (const auto& [name, number] : operations) watch::set_sensitive(name, static_cast<watch::Sensitivity>(number));
   });
   module.def("notice_loss", [](const py::object& tensor) { watch::notice_loss(tensor.ptr()); });
-  module.def("begin_watch", [](bool lines, double nanoseconds_a_cast) {
-    watch::begin(lines ? watch::Detail::lines : watch::Detail::modules, nanoseconds_a_cast);
-  });
+  module.def("begin_watch", &watch::begin);
   module.def("stop_watch", &watch::stop);
   module.def("watched_calls", &watched_calls);
   module.def("watched_modules", &watched_modules);
@@ -168,8 +143,9 @@ void register_watch(py::module_& module) {
   module.def("running_module", &watch::running_module);
   module.def("set_module_names", [](const py::object& names) { watch::set_module_names(names.ptr()); });
   module.def("forget_module_names", &watch::forget_module_names);
-  py::class_<Block> block(module, "Block", "Code that was given away in a module, and runs now, until it leaves.");
-  block.def("__init__", &Constructor<make_block>::call, is_constructor, py::arg("module")).def("leave", &Block::leave);
+  py::class_<watch::ModuleCall>(module, "Block", "Code that was given away in a module, and runs now.")
+      .def("leave", &watch::ModuleCall::leave);
+  module.def("enter_block", &watch::enter_block);
   module.def("watch_sizes", [] {
     py::dict sizes;
     sizes["codes"] = watch::known_codes();

@@ -1,8 +1,6 @@
 // The calls that are under way, and the functions that start and stop the watch.
 #pragma once
 
-#include <memory>
-
 #include "listeners.hpp"
 #include "owned.hpp"
 #include "watch/open_calls.hpp"
@@ -10,11 +8,21 @@
 
 namespace habana_mp::watch {
 
-enum class Detail : std::uint8_t { modules, lines };
+// One call of a handled operation, from its beginning to its end in the caller's frame.
+struct Call : OpenCall<Call> {
+  Call(const void* target, PyObject* const* arguments, Py_ssize_t count);
+  ~Call();
 
-// A call of an operation that is under way.
-struct Operation : OpenCall<Operation> {
-  const void* target = nullptr;
+  // Counts a weight of this call whose cast is not cached. `why` is a number of weights::Refusal.
+  void weight_was_refused(std::size_t why) noexcept;
+
+  // Examines the arguments and the result, which may be null, before the caller releases them.
+  void ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result);
+
+  // True if a decision was recorded for it.
+  [[nodiscard]] bool is_recorded() const noexcept;
+
+  const void* target;
   std::uint64_t begin = 0;
   std::uint64_t inside = 0;  // nanoseconds of handled calls inside
   std::uint64_t casting = 0;
@@ -25,27 +33,6 @@ struct Operation : OpenCall<Operation> {
   Owned device_begin;
   Owned device_inside;
   Owned device_casts;
-};
-
-// One call of a handled operation, from its beginning to its end in the caller's frame.
-class Call {
- public:
-  Call(const void* target, PyObject* const* arguments, Py_ssize_t count);
-  ~Call();
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
-  // Counts a weight of this call whose cast is not cached. `why` is a number of weights::Refusal.
-  void weight_was_refused(std::uint8_t why) noexcept;
-
-  // Examines the arguments and the result, which may be null, before the caller releases them.
-  void ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result);
-
-  // True if a decision was recorded for it.
-  [[nodiscard]] bool is_recorded() const noexcept;
-
- private:
-  std::unique_ptr<Operation> operation_;
 };
 
 // Records a decision for a call: the innermost one if `target` is its target, else one that is not timed.
@@ -77,9 +64,9 @@ void set_device_clock(PyObject* mark, PyObject* took) noexcept;
 // path or None), or None. Holds a reference; null for none.
 void set_traced_place(PyObject* function) noexcept;
 
-// Starts to record each call with its module, and with its line if `detail` says so. A cast that torch makes within its
-// operation is estimated at `nanoseconds_a_cast`, plus the time for its values.
-void begin(Detail detail, double nanoseconds_a_cast);
+// Starts to record each call with its module, and its line if `lines`. A cast that torch makes within its
+// operation is estimated at these times, since it cannot be measured.
+void begin(bool lines, double nanoseconds_a_cast, double nanoseconds_a_byte);
 void stop() noexcept;
 
 }  // namespace habana_mp::watch

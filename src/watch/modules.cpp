@@ -9,7 +9,7 @@
 #include "errors.hpp"
 #include "host/frames.hpp"
 #include "host/modes.hpp"
-#include "watch/events.hpp"
+#include "watch/records.hpp"
 #include "watch/table.hpp"
 #include "weakrefs.hpp"
 
@@ -17,7 +17,7 @@ namespace habana_mp::watch {
 
 namespace {
 
-thread_local OpenCalls<ModuleCall> open_calls;
+thread_local OpenCall<ModuleCall> open_calls;
 
 // The path that ran in this thread from this sequence number of autograd on; -1 stands for none.
 struct Stretch {
@@ -33,7 +33,7 @@ void prepare_stretches() { stretches.reserve(most_stretches); }
 // Notes that the innermost module runs from now on.
 void note_stretch() noexcept {
   const std::uint64_t from = host::next_sequence_number();
-  const ModuleCall* const innermost = open_calls.innermost();
+  const ModuleCall* const innermost = open_calls.outer();
   const ModulePath* const running = innermost == nullptr ? nullptr : innermost->path();
   const std::int64_t path = running == nullptr ? -1 : static_cast<std::int64_t>(running->number);
   if (!stretches.empty() && stretches.back().path == path) return;
@@ -149,13 +149,13 @@ std::shared_ptr<RunningModule> called_in(const std::shared_ptr<RunningModule>& a
 
 std::unique_ptr<ModuleCall> opened(std::shared_ptr<RunningModule> module) {
   auto call = std::make_unique<ModuleCall>(std::move(module));
-  open_calls.add(*call);
+  call->enter(open_calls);
   return call;
 }
 
 }  // namespace
 
-ModuleCall* innermost_module_call() noexcept { return open_calls.innermost(); }
+ModuleCall* innermost_module_call() noexcept { return open_calls.outer(); }
 
 void set_module_names(PyObject* function) noexcept { tables->names = Owned::borrowed_or_null(function); }
 
@@ -185,8 +185,7 @@ void module_ends(std::unique_ptr<ModuleCall> call) noexcept {
   const std::uint64_t end = nanoseconds();
   ++path->calls;
   path->nanoseconds += end - call->begin;
-  note_event(
-      {.module = static_cast<std::int64_t>(path->number), .begin = call->begin, .end = end, .thread = thread_number()});
+  note_event({.module = static_cast<std::int64_t>(path->number), .begin = call->begin, .end = end});
 }
 
 const ModulePath* path_of_gradient() {
@@ -198,7 +197,7 @@ const ModulePath* path_of_gradient() {
 }
 
 std::shared_ptr<RunningModule> running_module() noexcept {
-  const ModuleCall* const innermost = open_calls.innermost();
+  const ModuleCall* const innermost = open_calls.outer();
   return innermost == nullptr ? nullptr : innermost->module;
 }
 

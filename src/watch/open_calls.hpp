@@ -1,56 +1,40 @@
-// The calls that are under way in a thread: a list from the innermost one outwards.
+// The calls that are under way in a thread: a ring from the innermost one outwards.
 //
-// An entry is allocated on the heap and can leave its list at any time: a block that was deferred may end in any order.
+// An entry is allocated on the heap and can leave its ring at any time: a block that was deferred may end in any order,
+// and after its thread.
 #pragma once
 
 namespace habana_mp::watch {
 
-// A link of a ring, which has one for the list itself and one for each entry.
-class Link {
+// The base class of an entry. The ring's beginning is an object of this class itself.
+template <typename Entry>
+class OpenCall {
  public:
-  Link() noexcept = default;
-  ~Link() { leave(); }
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
+  OpenCall() noexcept = default;
+  ~OpenCall() { leave(); }
+  OpenCall(const OpenCall&) = delete;
+  OpenCall& operator=(const OpenCall&) = delete;
 
+  // Returns the next entry outwards, or null. That of the beginning is the innermost one.
+  [[nodiscard]] Entry* outer() const noexcept { return outer_->is_entry_ ? static_cast<Entry*>(outer_) : nullptr; }
+
+  // Becomes the innermost entry.
+  void enter(OpenCall& beginning) noexcept {
+    is_entry_ = true;
+    outer_ = beginning.outer_;
+    inner_ = &beginning;
+    outer_->inner_ = beginning.outer_ = this;
+  }
   void leave() noexcept {
     outer_->inner_ = inner_;
     inner_->outer_ = outer_;
     outer_ = inner_ = this;
   }
 
- protected:
-  Link* outer_ = this;
-  Link* inner_ = this;
-  bool is_list_ = false;
-
-  template <typename Entry>
-  friend class OpenCall;
-  template <typename Entry>
-  friend class OpenCalls;
-};
-
-// The base class of an entry.
-template <typename Entry>
-class OpenCall : public Link {
- public:
-  // Returns the next entry outwards, or null.
-  [[nodiscard]] Entry* outer() const noexcept { return outer_->is_list_ ? nullptr : static_cast<Entry*>(outer_); }
-};
-
-template <typename Entry>
-class OpenCalls : Link {
- public:
-  OpenCalls() noexcept { is_list_ = true; }
-
-  [[nodiscard]] Entry* innermost() const noexcept { return outer_->is_list_ ? nullptr : static_cast<Entry*>(outer_); }
-
-  void add(Entry& entry) noexcept {
-    entry.outer_ = outer_;
-    entry.inner_ = this;
-    outer_->inner_ = &entry;
-    outer_ = &entry;
-  }
+ private:
+  OpenCall* outer_ = this;
+  OpenCall* inner_ = this;
+  bool is_entry_ = false;
 };
 
 }  // namespace habana_mp::watch

@@ -1,8 +1,7 @@
 #include "watch/places.hpp"
 
-#include <map>
+#include <set>
 #include <string>
-#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -40,17 +39,6 @@ struct Position {
   }
 };
 
-struct Line {
-  std::string file;
-  std::string function;
-  int line = 0;
-  bool is_compiler = false;
-  bool operator<(const Line& other) const {
-    return std::tie(file, function, line, is_compiler) <
-           std::tie(other.file, other.function, other.line, other.is_compiler);
-  }
-};
-
 struct Tables {
   Owned passed_over;
   Owned compilers;
@@ -58,7 +46,7 @@ struct Tables {
   Table<Code, KnownCode> codes;
   std::uint64_t next_code = 1;
   Table<Position, const Place*> by_position;
-  std::map<Line, Place> places;  // its elements never move
+  std::set<Place> places;  // its elements never move
   std::uint64_t generation = 0;
 };
 NeverDestroyed<Tables> tables;
@@ -90,26 +78,14 @@ const KnownCode& known_code(PyObject* code) {
   return tables->codes[{code}] = {std::move(reference), kind_of_frame(code), tables->next_code++};
 }
 
-const Place* place_at_line(PyObject* file, const std::string& function, int line, bool is_compiler) {
-  const auto found = tables->places.try_emplace(Line{host::bytes_of(file), function, line, is_compiler}).first;
-  Place& place = found->second;
-  if (!place.file) {
-    place.file = Owned::borrowed(file);
-    place.path = &found->first.file;
-    place.function = function;
-    place.line = line;
-    place.is_compiler = is_compiler;
-  }
-  return &place;
-}
-
 const Place* place_at(const host::FrameWalk& frame, PyObject* code, std::uint64_t number, bool is_compiler) {
   const Position position{number, frame.position()};
   if (const Place** known = tables->by_position.find(position)) [[likely]]
     return *known;
   if (tables->by_position.is_full()) forget_old_code();
-  return tables->by_position[position] =
-             place_at_line(host::file_of(code), host::bytes_of(host::function_of(code)), frame.line(), is_compiler);
+  const Place place{host::bytes_of(host::file_of(code)), host::bytes_of(host::function_of(code)), frame.line(),
+                    is_compiler};
+  return tables->by_position[position] = &*tables->places.insert(place).first;
 }
 
 const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds_compilers) {
@@ -154,13 +130,13 @@ const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
 }
 
 const Place* place_named(PyObject* file, const char* function, int line) {
-  return place_at_line(file, function, line, false);
+  return &*tables->places.insert({host::bytes_of(file), function, line}).first;
 }
 
 void forget_places() noexcept {
   ++tables->generation;
   tables->by_position.clear();
-  const std::map<Line, Place> former = std::exchange(tables->places, {});
+  tables->places.clear();
 }
 
 std::uint64_t place_generation() noexcept { return tables->generation; }

@@ -2,6 +2,7 @@
 // library.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,11 +15,11 @@ struct ModuleCall;
 
 // A line of a file. Two code objects with the same line have the same place.
 struct Place {
-  Owned file;
-  const std::string* path = nullptr;  // the same in UTF-8, with lone surrogates as three bytes each
+  std::string file;  // in UTF-8, with lone surrogates as three bytes each
   std::string function;
   int line = 0;
   bool is_compiler = false;  // code of torch that traces; Python then gives the place in the traced code
+  auto operator<=>(const Place&) const = default;
 };
 
 // Sets the files that the search skips and the files that trace, as two tuples of prefixes of file names.

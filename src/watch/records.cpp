@@ -1,9 +1,14 @@
 #include "watch/records.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <unordered_set>
 #include <utility>
 
+#include "forks.hpp"
 #include "host/inside.hpp"
 #include "host/reader.hpp"
 #include "watch/table.hpp"
@@ -30,10 +35,15 @@ struct Tables {
   std::uint64_t generation = 0;
   std::unordered_map<std::string, Sensitivity> sensitive;
 };
-Tables& tables() {
-  static auto* all = new Tables;
-  return *all;
-}
+NeverDestroyed<Tables> tables;
+
+constexpr std::size_t most_events = 200'000;
+NeverDestroyed<std::vector<Event>> ring;
+std::size_t oldest = 0;  // index in a ring that is full
+
+// In a forked child the thread has another number than before the fork.
+thread_local std::uint64_t thread_number = 0;
+[[maybe_unused]] const bool is_mended = forks::mend_in_child([] { thread_number = 0; });
 
 Made identity_of(PyObject* tensor) noexcept {
   const char* const storage = host::can_look_inside() ? host::storage_of(tensor) : nullptr;
@@ -44,17 +54,6 @@ Made identity_of(PyObject* tensor) noexcept {
 
 }  // namespace
 
-const char* name(Phase phase) noexcept {
-  switch (phase) {
-    case Phase::backward:
-      return "backward";
-    case Phase::traced:
-      return "traced";
-    default:
-      return "forward";
-  }
-}
-
 std::size_t Key::hash() const noexcept {
   std::size_t hash = hash_of(operation);
   hash = hash * 31 + hash_of(place);
@@ -63,56 +62,79 @@ std::size_t Key::hash() const noexcept {
                       static_cast<std::size_t>(decision.reason) << 8U | static_cast<std::size_t>(phase));
 }
 
-void set_sensitive(std::unordered_map<std::string, Sensitivity> operations) {
-  tables().sensitive = std::move(operations);
+void set_sensitive(const std::string& operation, Sensitivity sensitivity) {
+  tables->sensitive[operation] = sensitivity;
 }
 
-const std::string* operation_named(const std::string& operation) { return &*tables().names.insert(operation).first; }
+const std::string* operation_named(const std::string& operation) { return &*tables->names.insert(operation).first; }
 
 Record& record_of(const Key& key) {
-  Record*& found = tables().by_key[key];
+  Record*& found = tables->by_key[key];
   if (found == nullptr) {
-    found = &tables().all.emplace_back();
+    found = &tables->all.emplace_back();
     found->key = key;
-    found->number = tables().all.size() - 1;
-    const auto sensitive = tables().sensitive.find(*key.operation);
-    if (sensitive != tables().sensitive.end()) found->sensitivity = sensitive->second;
+    found->number = tables->all.size() - 1;
+    const auto sensitive = tables->sensitive.find(*key.operation);
+    if (sensitive != tables->sensitive.end()) found->sensitivity = sensitive->second;
   }
   return *found;
 }
 
-const std::deque<Record>& all_records() noexcept { return tables().all; }
+const std::deque<Record>& all_records() noexcept { return tables->all; }
 
-std::uint64_t record_generation() noexcept { return tables().generation; }
+std::uint64_t record_generation() noexcept { return tables->generation; }
 
 void forget_records() noexcept {
-  ++tables().generation;
-  tables().by_key.clear();
-  tables().made.fill({});
-  tables().all.clear();
-  tables().names.clear();
+  ++tables->generation;
+  tables->by_key.clear();
+  tables->made.fill({});
+  tables->all.clear();
+  tables->names.clear();
 }
 
 void bound_places() noexcept {
   constexpr std::size_t many = 1 << 14;
-  if (tables().all.empty() && known_places() > many) forget_places();
+  if (tables->all.empty() && known_places() > many) forget_places();
 }
 
 void remember_result(PyObject* tensor, const Record& made_by) {
   Made made = identity_of(tensor);
   made.by = static_cast<std::uint32_t>(made_by.number);
-  tables().made[tables().next++ % remembered] = made;
+  tables->made[tables->next++ % remembered] = made;
 }
 
 Record* maker_of(PyObject* tensor) noexcept {
   const Made wanted = identity_of(tensor);
-  Tables& all = tables();
   for (std::size_t back = 1; back <= remembered; ++back) {
-    const Made& known = all.made[(all.next - back) % remembered];
+    const Made& known = tables->made[(tables->next - back) % remembered];
     if (known.memory != wanted.memory) continue;
-    return known.rest == wanted.rest && wanted.memory != nullptr ? &all.all[known.by] : nullptr;
+    return known.rest == wanted.rest && wanted.memory != nullptr ? &tables->all[known.by] : nullptr;
   }
   return nullptr;
+}
+
+void prepare_events() { ring->reserve(most_events); }
+
+void note_event(Event event) noexcept {
+  if (thread_number == 0) thread_number = static_cast<std::uint64_t>(syscall(SYS_gettid));
+  event.thread = thread_number;
+  if (ring->size() < most_events) {
+    ring->push_back(event);
+    return;
+  }
+  (*ring)[oldest] = event;
+  oldest = (oldest + 1) % most_events;
+}
+
+std::vector<Event> events() {
+  std::vector<Event> all = *ring;
+  std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(oldest), all.end());
+  return all;
+}
+
+void forget_events() noexcept {
+  ring->clear();
+  oldest = 0;
 }
 
 }  // namespace habana_mp::watch

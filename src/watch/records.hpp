@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -14,7 +15,9 @@
 namespace habana_mp::watch {
 
 enum class Phase : std::uint8_t { forward, backward, traced };
-const char* name(Phase phase) noexcept;
+constexpr const char* name(Phase phase) {
+  return phase == Phase::backward ? "backward" : phase == Phase::traced ? "traced" : "forward";
+}
 
 struct Key {
   const std::string* operation = nullptr;  // lives as long as the records
@@ -78,8 +81,8 @@ struct Record {
   std::vector<From> from;
 };
 
-// Sets the operations that are sensitive. All others are not.
-void set_sensitive(std::unordered_map<std::string, Sensitivity> operations);
+// All other operations are not sensitive.
+void set_sensitive(const std::string& operation, Sensitivity sensitivity);
 // Returns an equal string that lives as long as the records.
 const std::string* operation_named(const std::string& operation);
 Record& record_of(const Key& key);
@@ -93,5 +96,28 @@ std::uint64_t record_generation() noexcept;
 // Stores the call that made the data in this tensor's memory. `maker_of` returns its record, or null if it is unknown.
 void remember_result(PyObject* tensor, const Record& made_by);
 Record* maker_of(PyObject* tensor) noexcept;
+
+// A call of an operation or of a module. `record` is the number of the operation's record, `module` that of the module.
+// The other one is -1.
+struct Event {
+  std::int64_t record = -1;
+  std::int64_t module = -1;
+  std::uint64_t begin = 0;  // in `nanoseconds()`, as `end`
+  std::uint64_t end = 0;
+  std::uint64_t thread = 0;  // the operating system's number
+};
+// Allocates the room for the last calls, which takes memory only as it is used. Call it before `note_event`.
+void prepare_events();
+// Stores a call that has ended in this thread, with the number of the thread. It may replace the oldest one.
+void note_event(Event event) noexcept;
+// Returns the calls in the order in which they ended.
+std::vector<Event> events();
+void forget_events() noexcept;
+
+template <typename Clock = std::chrono::steady_clock>
+std::uint64_t nanoseconds() noexcept {
+  const std::chrono::nanoseconds now = Clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(now.count());
+}
 
 }  // namespace habana_mp::watch

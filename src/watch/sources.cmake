@@ -1,9 +1,7 @@
 target_sources(_core PRIVATE
   src/watch/calls.cpp
-  src/watch/events.cpp
-  src/watch/finite.cpp
   src/watch/modules.cpp
-  src/watch/noticed.cpp
   src/watch/places.cpp
   src/watch/records.cpp
+  src/watch/values.cpp
 )

@@ -20,7 +20,9 @@ class Table {
   }
   // The value moves when other keys are added.
   Value& operator[](const Key& key) {
-    if (is_full()) grow();
+    if (is_full()) {
+      keep_only([](const Key&, const Value&) { return true; });
+    }
     Slot& slot = slot_of(key);
     if (!(slot.key == key)) {
       slot.key = key;
@@ -33,23 +35,17 @@ class Table {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
   // Removes the entries for which `is_kept` is false. At least half of the room is free afterwards, so this is seldom
-  // needed again.
+  // needed again. If memory runs out, the table is empty.
   template <typename Predicate>
   void keep_only(const Predicate& is_kept) {
     std::vector<Slot> former = std::exchange(slots_, {});
-    std::size_t kept = 0;
-    for (Slot& slot : former) {
-      if (slot.key == Key{}) continue;
-      if (is_kept(slot.key, slot.value)) {
-        ++kept;
-      } else {
-        slot.key = Key{};
-      }
-    }
-    std::size_t room = smallest;
-    while (4 * kept > room) room *= 2;
+    count_ = 0;
+    std::erase_if(former, [&](const Slot& slot) { return slot.key == Key{} || !is_kept(slot.key, slot.value); });
+    std::size_t room = 64;
+    while (4 * former.size() > room) room *= 2;
     slots_ = std::vector<Slot>(room);
-    put(former);
+    for (Slot& slot : former) slot_of(slot.key) = std::move(slot);
+    count_ = former.size();
   }
   void clear() noexcept {
     slots_.clear();
@@ -57,35 +53,16 @@ class Table {
   }
 
  private:
-  static constexpr std::size_t smallest = 64;
   struct Slot {
     Key key{};
     Value value{};
   };
 
   Slot& slot_of(const Key& key) noexcept {
-    std::size_t place = mixed(key.hash());
-    while (!(slots_[place & (slots_.size() - 1)].key == key) && !(slots_[place & (slots_.size() - 1)].key == Key{})) {
-      ++place;
-    }
-    return slots_[place & (slots_.size() - 1)];
-  }
-  static std::size_t mixed(std::size_t hash) noexcept {
-    hash *= 0x9E3779B97F4A7C15U;
-    return hash ^ hash >> 32U;
-  }
-  void grow() {
-    std::vector<Slot> former = std::exchange(slots_, std::vector<Slot>(slots_.empty() ? smallest : 2 * slots_.size()));
-    put(former);
-  }
-  void put(std::vector<Slot>& former) {
-    count_ = 0;
-    for (Slot& slot : former) {
-      if (slot.key == Key{}) continue;
-      Slot& place = slot_of(slot.key);
-      place.key = slot.key;
-      place.value = std::move(slot.value);
-      ++count_;
+    std::size_t place = key.hash() * 0x9E3779B97F4A7C15U;
+    for (place ^= place >> 32U;; ++place) {
+      Slot& slot = slots_[place & (slots_.size() - 1)];
+      if (slot.key == key || slot.key == Key{}) return slot;
     }
   }
 

@@ -33,7 +33,7 @@ class AsWhenGiven:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
-        block = None if self._module is None else _core.Block(self._module)
+        block = None if self._module is None else _core.enter_block(self._module)
         again = _core.exchange_runs_again(self._is_tracked and not torch.is_grad_enabled())
         in_model = _core.exchange_in_model(self._in_model)
         try:

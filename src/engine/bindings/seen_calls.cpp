@@ -3,7 +3,7 @@
 
 #include "engine/bindings/bindings.hpp"
 #include "host/modes.hpp"
-#include "watch/finite.hpp"
+#include "watch/values.hpp"
 
 namespace habana_mp {
 
@@ -33,12 +33,8 @@ void register_seen_calls(py::module_& module) {
   });
   module.def("worst_gradient", &worst_gradient);
   module.def("computes_gradient", &host::gradients_are_worked_out);
-  module.def("guarded_largest", [] {
-    py::dict largest;
-    engine::for_each_largest([&](const std::string& operation, float value) { largest[operation.c_str()] = value; });
-    return largest;
-  });
-  module.def("forget_guarded_largest", &engine::forget_largest);
+  module.def("guarded_largest", &engine::largest_checked);
+  module.def("forget_guarded_largest", [] { engine::largest_checked().clear(); });
   module.def("observe_calls", [](const py::object& observer) {
     Owned former = engine::set_observer(pointer_or_null(observer));
     return former ? py::reinterpret_steal<py::object>(former.release()) : py::object(py::none());

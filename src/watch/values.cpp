@@ -1,7 +1,6 @@
-#include "watch/noticed.hpp"
+#include "watch/values.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include "host/tensors.hpp"
 #include "host/view.hpp"
 #include "kernels/bits.hpp"
+#include "kernels/magnitude.hpp"
 
 namespace habana_mp::watch {
 
@@ -19,64 +19,49 @@ constexpr std::int64_t most_values = std::int64_t{1} << 16;
 // A number beyond this is a mask, not a count.
 constexpr double largest_that_counts = 1e9;
 
-float read(const char* value, Kind kind) {
-  if (kind == Kind::f32) {
-    float found = 0;
-    std::memcpy(&found, value, sizeof found);
-    return found;
-  }
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, value, sizeof bits);
-  return std::bit_cast<float>(kind == Kind::bf16 ? kernels::f32_of_bf16(bits) : kernels::f32_of_f16(bits));
+// `bits` has the bits of a value of this kind.
+float value_of(std::uint32_t bits, Kind kind) noexcept {
+  const auto half = static_cast<std::uint16_t>(bits);
+  return std::bit_cast<float>(kind == Kind::f32    ? bits
+                              : kind == Kind::bf16 ? kernels::f32_of_bf16(half)
+                                                   : kernels::f32_of_f16(half));
 }
 
 // A plain tensor on the CPU whose values can be read.
 struct Readable {
   DLTensor view{};
   Kind kind = Kind::other;
+  bool is_contiguous = false;
 
   bool open(PyObject* tensor) noexcept {
     kind = host::kind_of(tensor);
-    return (kind == Kind::f32 || is_lower(kind)) && host::can_view() && host::view_on_cpu(tensor, view) &&
-           host::is_of_kind(view, kind);
+    const bool is_open =
+        is_floating(kind) && host::can_view() && host::view_on_cpu(tensor, view) && host::is_of_kind(view, kind);
+    is_contiguous = is_open && host::is_contiguous(view);
+    return is_open;
   }
-
-  [[nodiscard]] std::int64_t size() const noexcept { return kind == Kind::f32 ? 4 : 2; }
 
   // Returns the value at a position in the order of the last index.
   [[nodiscard]] float at(std::int64_t position) const noexcept {
-    std::int64_t offset = 0;
-    for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
+    std::int64_t offset = is_contiguous ? position : 0;
+    for (std::int32_t i = is_contiguous ? 0 : view.ndim; i-- > 0; position /= view.shape[i]) {
       offset += position % view.shape[i] * view.strides[i];
-      position /= view.shape[i];
     }
-    return read(static_cast<const char*>(view.data) + view.byte_offset + offset * size(), kind);
+    const std::int64_t size = kind == Kind::f32 ? 4 : 2;
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, static_cast<const char*>(view.data) + view.byte_offset + offset * size, size);
+    return value_of(bits, kind);
   }
 };
 
-// Calls `visit` with the values of a plain tensor on the CPU until it returns false. Returns false if the values cannot
-// be read.
+// Calls `visit` with the values of a plain tensor on the CPU until it returns false.
 template <typename Visit>
-bool for_each_value(PyObject* tensor, const Visit& visit) noexcept {
+void for_each_value(PyObject* tensor, const Visit& visit) noexcept {
   Readable readable;
-  constexpr std::size_t most_dimensions = 16;
-  if (!readable.open(tensor) || static_cast<std::size_t>(readable.view.ndim) > most_dimensions) return false;
-  const DLTensor& view = readable.view;
-  const std::int64_t size = readable.size();
-  const std::int64_t count = std::min(host::count_in(view), most_values);
-  const char* value = static_cast<const char*>(view.data) + view.byte_offset;
-  std::array<std::int64_t, most_dimensions> at{};
-  for (std::int64_t done = 0; done < count; ++done) {
-    if (!visit(read(value, readable.kind))) return true;
-    for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
-      const std::int64_t stride = view.strides[i] * size;
-      value += stride;
-      if (++at[static_cast<std::size_t>(i)] < view.shape[i]) break;
-      value -= stride * view.shape[i];
-      at[static_cast<std::size_t>(i)] = 0;
-    }
+  if (!readable.open(tensor)) return;
+  const std::int64_t count = std::min(host::count_in(readable.view), most_values);
+  for (std::int64_t i = 0; i < count && visit(readable.at(i)); ++i) {
   }
-  return true;
 }
 
 // Returns the largest value if all values are counts and the lower precision rounds some of them, else 0.
@@ -201,6 +186,39 @@ bool is_next_to_one(PyObject* number) noexcept {
 }
 
 }  // namespace
+
+Magnitude magnitude_of(PyObject* tensor, bool whole) {
+  constexpr std::size_t most_in_sample = 1 << 15;  // in blocks at equal distances
+  constexpr std::size_t block = 1 << 11;
+  Magnitude found{.kind = host::kind_of(tensor)};
+  if (!is_floating(found.kind) && found.kind != Kind::wide) return found;
+  if (host::is_plain_tensor(tensor) && host::count_elements(tensor) == 0) return found;
+  host::Geometry geometry;
+  // Kernels for float64 are not worth their code: its calls are rare in mixed precision.
+  if (found.kind == Kind::wide || !host::is_plain_tensor(tensor) || !host::can_view() ||
+      !host::read_geometry(tensor, geometry) || !geometry.is_dense()) {
+    found.state = Finite::unknown;
+    return found;
+  }
+  const auto* const values = static_cast<const char*>(geometry.values);
+  const auto count = static_cast<std::size_t>(geometry.count());
+  using kernels::Float;
+  const Float type = found.kind == Kind::f32 ? Float::f32 : found.kind == Kind::bf16 ? Float::bf16 : Float::f16;
+  const std::size_t blocks = whole || count <= most_in_sample ? 1 : most_in_sample / block;
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const std::size_t begin = blocks == 1 ? 0 : i * (count - block) / (blocks - 1);
+    const std::size_t length = blocks == 1 ? count : block;
+    largest = std::max(largest, kernels::largest_magnitude(values + begin * kernels::size_of(type), type, length));
+  }
+  const std::uint32_t infinity = kernels::infinity_of(type);
+  if (largest < infinity) {
+    found.largest = value_of(largest, found.kind);
+  } else {
+    found.state = largest == infinity ? Finite::infinities : Finite::nans;
+  }
+  return found;
+}
 
 void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept {
   Noticed& noticed = record.noticed;
