@@ -38,7 +38,7 @@ def reported(folder: Path) -> dict[str, Any]:
     return found
 
 
-def told(report: dict[str, Any]) -> dict[str, str]:
+def contents_of(report: dict[str, Any]) -> dict[str, str]:
     """Returns what a picture shows of a report, whatever the machine: the first sentence, and the rows."""
     rows = (f"{row['operation']} {row['precision']} {row['module']} {row['calls']}" for row in report["rows"])
     return {"headline": report["words"][0].partition(". ")[0], "rows": "\n".join(sorted(rows))}
@@ -48,7 +48,7 @@ def save(name: str, picture: bytes, report: dict[str, Any]) -> None:
     """With a palette, which takes a third of the room."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     text = PngInfo()
-    for key, value in told(report).items():
+    for key, value in contents_of(report).items():
         text.add_text(key, value, zip=True)
     image.quantize(128, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True, pnginfo=text)
 

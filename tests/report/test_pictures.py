@@ -23,7 +23,7 @@ def maker() -> ModuleType:
 
 def test_the_pictures_of_the_page_show_the_report_of_their_script(tmp_path: Path) -> None:
     make = maker()
-    wanted = make.told(make.reported(tmp_path))
+    wanted = make.contents_of(make.reported(tmp_path))
     assert wanted["headline"].startswith("All ")
     for name, size in make.SIZES.items():
         with Image.open(DOCS / "images" / name) as picture:
