@@ -123,8 +123,9 @@ def test_a_page_shows_the_report_of_its_script(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda one: one.stem)
-def test_a_page_shows_what_is_in_its_script_in_at_most_80_lines(page: Path) -> None:
-    assert len(page.read_text("utf-8").splitlines()) <= 80
+def test_a_page_shows_what_is_in_its_script_in_at_most_80_lines_beside_it(page: Path) -> None:
+    text = re.sub(r"<!-- \w+\.py table: begin -->.*?table: end -->", "", page.read_text("utf-8"), flags=re.DOTALL)
+    assert len(text.splitlines()) <= 80
     if page.name not in ("README.md", "ci.md"):  # the tests of pages with commands run the latter
         assert changes(page)
         for name, _ in changes(page):

@@ -38,10 +38,13 @@ AT_IMPORT = {
 #: A training on the CPU that is not compiled, watched or restricted to modules does not rely on these.
 NOT_ASKED_BY_TRAINING = {
     "cpython.function-slot",
+    "cpython.run-module-as-main",
+    "torch.compile-context",
     "torch.dispatch-modes",
     "torch.dynamo-callback",
     "torch.dynamo-calls",
     "torch.dynamo-counters",
+    "torch.dynamo-graphs",
     "torch.dynamo-module-calls",
     "torch.dynamo-places",
     "torch.dynamo-results",

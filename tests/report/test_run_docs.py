@@ -47,7 +47,7 @@ def shell(command: str, folder: Path) -> str:
     [
         ("run.md", (8, 2)),
         ("how-to/ci.md", (6, 0)),
-        ("how-to/results-changed.md", (3, 3)),
+        ("results-changed.md", (3, 3)),
         pytest.param("worse-than-float32.md", (8, 0), marks=pytest.mark.slow),
     ],
 )

@@ -59,7 +59,7 @@ def _nanoseconds_of_cast(count: int) -> float:
     """Returns the time that torch takes for a cast of so many values."""
     values, to = torch.ones(count), torch.bfloat16
     with torch.no_grad():
-        return 1e9 * min(timeit.repeat(lambda: values.to(to), repeat=5, number=20)) / 20
+        return 1e9 * min(timeit.repeat(lambda: values.to(to), repeat=50, number=1))
 
 
 @cache
