@@ -188,15 +188,19 @@ void decided(const void* target, const std::string& operation, bool is_kept, rul
   }
 }
 
-CastTime::CastTime() : begin_(open_calls.outer() == nullptr ? 0 : nanoseconds()) {
-  if (begin_ != 0) device_begin_ = mark_at(open_calls.outer()->device_begin.get());
+CastTime::CastTime() : call_(open_calls.outer()) {
+  if (call_ != nullptr && call_->is_casting) call_ = nullptr;
+  if (call_ == nullptr) return;
+  call_->is_casting = true;
+  device_begin_ = mark_at(call_->device_begin.get());
+  begin_ = nanoseconds();
 }
 
 CastTime::~CastTime() {
-  Call* const innermost = open_calls.outer();
-  if (innermost == nullptr || begin_ == 0) return;
-  innermost->casting += nanoseconds() - begin_;
-  if (device_begin_) add_span(innermost->device_casts, device_begin_.get(), mark_at(device_begin_.get()).get());
+  if (call_ == nullptr) return;
+  call_->is_casting = false;
+  call_->casting += nanoseconds() - begin_;
+  if (device_begin_) add_span(call_->device_casts, device_begin_.get(), mark_at(device_begin_.get()).get());
 }
 
 void set_device_clock(PyObject* mark, PyObject* took) noexcept {

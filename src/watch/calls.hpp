@@ -26,6 +26,7 @@ struct Call : OpenCall<Call> {
   std::uint64_t begin = 0;
   std::uint64_t inside = 0;  // nanoseconds of handled calls inside
   std::uint64_t casting = 0;
+  bool is_casting = false;  // a cast is timed now; one inside of it counts with it
   Record* record = nullptr;
   std::uint64_t generation = 0;  // of the record
   // On an accelerator: the event at its beginning, and lists of pairs of events around the handled calls and the casts
@@ -50,7 +51,8 @@ class CastTime {
   CastTime& operator=(const CastTime&) = delete;
 
  private:
-  std::uint64_t begin_;
+  Call* call_;  // null if there is no call, or a cast around this one is timed
+  std::uint64_t begin_ = 0;
   Owned device_begin_;
 };
 

@@ -32,7 +32,8 @@ _TRACED = Assumption(
     otherwise="the report does not say which line or module a traced call belongs to",
 )
 
-_MANY = 1 << 16
+#: So many values torch casts in one thread, which waits for no other one.
+_MANY = 1 << 14
 
 
 def check() -> None:
@@ -51,7 +52,8 @@ def begin(*, lines: bool) -> None:
     begun_backwards.listen(_core.notice_loss)
     _core.follow_modules(*direct_calls.begin("report"))
     _core.watch_calls(True)
-    _core.begin_watch(lines, _nanoseconds_of_cast(1), _nanoseconds_of_cast(_MANY) / (2 * _MANY))
+    of_one, of_many = _nanoseconds_of_cast(1), _nanoseconds_of_cast(_MANY)
+    _core.begin_watch(lines, of_one, max(0.0, of_many - of_one) / (2 * _MANY))
 
 
 @cache
