@@ -1,8 +1,8 @@
 """Fill the tables of the documents: of operations from ``habana_mp/ops``, of reasons from the core, of options from
-``habana_mp/policy/options.py``.
+``habana_mp/policy/options.py``; and the scripts of the pages from ``examples/how_to``.
 
 ``python docs/make_rules_table.py`` writes them; with ``--check`` it only says whether they are up to date.
-A table stands between ``<!-- NAME table: begin -->`` and ``<!-- NAME table: end -->``.
+A table or a script stands between ``<!-- NAME table: begin -->`` and ``<!-- NAME table: end -->``.
 """
 
 from __future__ import annotations

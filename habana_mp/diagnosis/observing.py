@@ -56,7 +56,7 @@ class Observer:
     def __init__(self, mode: RunMode, locator: Locator) -> None:
         self._mode, self._locator = mode, locator
         self._results: Counter[Place] = Counter()
-        #: What is found.
+        #: The run, which gets what is measured.
         self.run = Run()
         self.is_on = True
         #: Called with each tensor that a call uses and that gets a gradient of its own, and with True if the call

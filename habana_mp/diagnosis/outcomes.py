@@ -56,7 +56,7 @@ class RunMode:
 
 @dataclass(eq=False)
 class Run:
-    """What a run of a step gave."""
+    """The result of a run of a step."""
 
     loss: float | None = None
     #: Samples of the gradients, of the changes of the state (for whole numbers, the new values), and of the returned

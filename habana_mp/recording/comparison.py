@@ -63,7 +63,7 @@ class Difference:
     is_weight: bool = False
     #: True if one of the runs compiled the code around the call, so that its own inputs are unknown.
     is_compiled: bool = False
-    #: How many calls of its process both records have before it.
+    #: The number of calls of its process before it that both records have.
     order: int = 0
 
     @property
@@ -181,10 +181,10 @@ class RecordComparison:
 def _in_words(one: Difference) -> str:
     if one.only_in:
         return f"{one}, which {one.only_in} alone calls: what follows it has other values ({_share(one.result)})"
-    whose, without = (
+    origin, without = (
         ("before the compiled code", "in compiled code") if one.is_compiled else ("of its inputs", "of the same inputs")
     )
-    inputs = f"those {whose} by {_share(one.inputs)}" if one.inputs else without
+    inputs = f"those {origin} by {_share(one.inputs)}" if one.inputs else without
     a, b = one.precisions
     precision = f"; it ran in {a} in a, in {b} in b" if a != b else ""
     return f"{one}: results differ by {_share(one.result)}, {inputs}{precision}"

@@ -51,6 +51,8 @@ class Recorder:
         self._names: dict[int, tuple[str, str, dict[str, Any]]] = {}
         #: The names of outermost modules in this record, by their names in this process.
         self._roots: dict[str, str] = {}
+        #: The hooks on weights.
+        self._hooks: list[Any] = []
         self._graphs = FollowedGraphs(self._call_graph)
         self._former: Any = None
 
@@ -58,13 +60,15 @@ class Recorder:
         """Begins, or goes on after :meth:`end`."""
         self._is_on = True
         self._former = _core.observe_calls(self._answer)
-        self._graphs = FollowedGraphs(self._call_graph)
         self._graphs.install()
 
     def end(self) -> None:
         self._is_on = False
         self._graphs.uninstall()
         _core.observe_calls(self._former)
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._names.clear()  # it has the weights of all models
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -134,12 +138,12 @@ class Recorder:
             hooks: Any = one._backward_hooks or {}
             if not any(isinstance(hook, _OnWeight) and hook.recorder is self for hook in hooks.values()):
                 where, name = self._name_of(one) or (module, "a tensor")
-                _on_gradient(one, _OnWeight(self, where, name, origin))
+                self._hooks.append(_on_gradient(one, _OnWeight(self, where, name, origin)))
         for place, one in enumerate(results):
             if _has_gradient(one) and not any(one is other for other in given):
                 maker = made_by[place] if place < len(made_by) and made_by[place][2] else of
                 name = maker[1] + (f", result {place + 1}" if place else "")
-                _on_gradient(one, partial(self._gradient, maker[0], name, maker[2], origin))
+                _on_gradient(one, partial(self.note_gradient, maker[0], name, maker[2], origin))
 
     def _path(self, module: str) -> str:
         """Returns the path of a module. Outermost modules of one class are numbered within the record."""
@@ -159,11 +163,7 @@ class Recorder:
         return found | {"weight": True} if _is_weight(tensor) else found
 
     @run_by_python
-    def gradient_of_weight(self, module: str, name: str, origin: Origin, gradient: torch.Tensor | None) -> None:
-        self._gradient(module, name, None, origin, gradient)
-
-    @run_by_python
-    def _gradient(
+    def note_gradient(
         self, module: str, name: str, number: int | None, origin: Origin, gradient: torch.Tensor | None
     ) -> None:
         """Records the gradient of a call's result, which has the number of the call, or of a weight."""
@@ -240,10 +240,10 @@ class _OnWeight:
     """A hook on a weight, by which the recorder knows that it has one there."""
 
     def __init__(self, recorder: Recorder, module: str, name: str, origin: Origin) -> None:
-        self.recorder, self._of = recorder, (module, name, origin)
+        self.recorder, self._of = recorder, (module, name, None, origin)
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        self.recorder.gradient_of_weight(*self._of, gradient)
+        self.recorder.note_gradient(*self._of, gradient)
 
 
 def _on_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor], None]) -> Any:

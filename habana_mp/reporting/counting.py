@@ -75,7 +75,7 @@ _Counters = Counter[tuple[str, ...]]
 #: The graphs that Dynamo had compiled when the counts were reset.
 _graphs_before = [0]
 
-#: What the core counted in blocks that the report leaves out.
+#: The counts of blocks that the report leaves out.
 _left_out: _Counters = Counter()
 
 

@@ -70,7 +70,7 @@ def _counts(part: Row | Edge | ModuleRow) -> dict[str, Any]:
 
 
 def _sum(a: Any, b: Any, name: str = "") -> Any:
-    """Adds up mappings by name. Of the largest values of something the larger one is taken, and None is no value."""
+    """Adds up mappings by name. Takes the larger one of two largest values. None is no value."""
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, Mapping):

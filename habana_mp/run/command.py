@@ -17,7 +17,7 @@ from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.stepped_weights import copies
 from habana_mp.policy.options import LEVEL_VARIABLE, flags
 from habana_mp.run.closing import Ending
-from habana_mp.run.options import Conversion, absolute, options_given, parsed, script_parser
+from habana_mp.run.options import Conversion, absolute, options_given, parsed, point_out, script_parser
 from habana_mp.run.processes import follow
 from habana_mp.run.script import say
 
@@ -49,6 +49,8 @@ def main(words: Sequence[str]) -> int:
     except SystemExit as error:
         if error.code in (None, 0) and given.require_lowered and not ending.lowered():
             raise SystemExit(1) from None
+        if error.code == 2:  # wrong usage: one of these may be why
+            point_out(parser, script, may_be_its_own=True)
         raise
     except BaseException as error:
         if given.gaudi is None and _is_about_gaudi(error):

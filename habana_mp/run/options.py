@@ -102,8 +102,8 @@ def script_parser(command: str, description: str, epilog: str, *, required: str 
 
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
-    """Returns our options, and the script behind them, whose words are not parsed. Ends the program if it is not there.
-    Points out options of ours among the script's words, unless the script may have options of the same names."""
+    """Returns the options of this parser, and the script behind them, whose words are not parsed. Ends the program if
+    it is not there."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--" and not words[at].startswith("-m"):
         at += 1 if words[at] in _SWITCHES or "=" in words[at] else 2
@@ -123,14 +123,20 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpa
         parser.error(f"--report must be a file that ends in .html or .json; got {report}")
     if report and not os.path.isdir(os.path.dirname(os.path.abspath(report))):
         parser.error(f"--report must be in a folder that is there; got {report}")
-    ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
+    point_out(parser, script, may_be_its_own=False)
+    return given, script
+
+
+def point_out(parser: argparse.ArgumentParser, script: Script, *, may_be_its_own: bool) -> None:
+    """Points out the options of this parser that stand behind the script: those that the script may read too, or the
+    others."""
+    options = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
     for word in script.words[1:]:
-        if word.partition("=")[0] in ours and not script.may_read(word):
+        if word.partition("=")[0] in options and script.may_read(word) == may_be_its_own:
             say(
                 f"`{word}` stands behind the script, so the script gets it; write options of habana-mp before "
                 f"{script.name}"
             )
-    return given, script
 
 
 def absolute(path: str | None) -> str | None:

@@ -27,7 +27,8 @@ _is_first_rank = Ranks().rank == 0
 
 
 def say(text: str) -> None:
-    """Prints a line of habana_mp, even if the script redirects its own output. Of several ranks only the first does."""
+    """Prints a line of habana_mp, even if the script redirects its own output. With several ranks, only the first one
+    prints."""
     if _is_first_rank and sys.__stderr__ is not None and not sys.__stderr__.closed:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a closed pipe: the script runs on
             print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)

@@ -105,7 +105,7 @@ def _seconds(word: str) -> float:
 
 
 def _checked(text: str) -> Check:
-    """Returns the check of an expression over `value` and `exact`. Raises ValueError if it is none."""
+    """Returns the check of an expression over `value` and `exact`. Raises ValueError for any other text."""
 
     def check(value: Any, exact: Any) -> bool:
         try:

@@ -68,7 +68,7 @@ class Configurations:
         self._end = None if budget is None else time.monotonic() + budget
         self._path, self._progress = path, progress
         about = {"preset": runner.preset, "dtype": runner.lower}
-        #: What the file has.
+        #: The contents of the file.
         self._known: dict[str, Any] = {"format": "habana-mp tuning", "version": 1, "about": about}
         self._known |= {"runs": {}, "rows": {}, "suspects": {}}
         #: The smallest set of rules that passed.

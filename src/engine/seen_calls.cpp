@@ -224,7 +224,7 @@ template <typename Make>
 
 bool is_only_guarded = false;
 
-// True for a call that nobody sees, since the guard is alone and does not check it.
+// True for a call that is not seen: the guard alone is on, and does not check this one.
 inline bool is_passed() noexcept { return is_only_guarded && !is_unseen && --calls_left > 0; }
 
 template <typename Make>

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from habana_mp import hmp
+from habana_mp.patches.torch.dynamo import graphs_compiled
 from habana_mp.recording.values import described
 from helpers.recorded import record
 
@@ -68,6 +69,8 @@ def test_a_call_has_its_place_decision_and_values(tmp_path: Path) -> None:
         ("gradient of bias", "backward"),
     ]
     assert others[-1]["results"][0]["values"] == linear.bias.grad.tolist()
+    hooks = linear.weight._backward_hooks.values()
+    assert not any(type(one).__module__.startswith("habana_mp.recording") for one in hooks)  # nothing is left
 
 
 def test_the_same_operation_is_numbered_in_its_module(tmp_path: Path) -> None:
@@ -139,6 +142,19 @@ def test_a_compiled_graph_is_one_call_that_knows_what_made_its_results(tmp_path:
     assert graph["made_by"] == [["Decoder.head", "linear", 1]]
     assert not any(row["module"].startswith("Decoder.blocks") for row in rows if row["phase"] == "forward")
     assert {"gradient of weight"} <= {row["operation"] for row in rows if row["module"] == "Decoder.blocks.0.up"}
+
+
+def test_compiled_code_is_compiled_once_more_and_not_at_each_step(tmp_path: Path) -> None:
+    hmp.convert()
+    compiled = torch.compile(torch.exp, backend="aot_eager")
+    block = hmp.record(tmp_path)
+    counts = []
+    for _ in range(3):
+        with block:
+            compiled(torch.ones(2))
+        counts.append(graphs_compiled())
+    assert counts[0] == counts[1] == counts[2]
+    assert [row["operation"] for row in calls(tmp_path)] == ["compiled"] * 3
 
 
 def test_a_crash_leaves_what_was_recorded(tmp_path: Path) -> None:

@@ -300,15 +300,16 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(
 
 def test_an_option_behind_the_script_is_pointed_out(tmp_path: Path) -> None:
     ours = ["--report", "--opt-level=O1"]
-    for read, pointed_out in (
-        ("", ours),
-        ("self.report(opt.level)", ours),
-        ('("--report", "--opt-level")', []),
-        ("report: str; opt_level: str", []),
+    for read, status, pointed_out in (
+        ("", "0", ours),
+        ("self.report(opt.level)", "0", ours),
+        ('("--report", "--opt-level")', "0", []),
+        ("report: str; opt_level: str", "0", []),
+        ("report: str; opt_level: str", "2", ours),  # wrong usage
     ):
-        (tmp_path / "script.py").write_text(f"import sys\nprint(sys.argv[1:])\n# {read}\n")
-        done = python(*RUN, "script.py", "--report", "lines", "--lr=1", "--opt-level=O1", cwd=tmp_path)
-        assert done.stdout == "['--report', 'lines', '--lr=1', '--opt-level=O1']\n"
+        (tmp_path / "script.py").write_text(f"import sys\nprint(sys.argv[1:])\n# {read}\nsys.exit(int(sys.argv[1]))\n")
+        done = python(*RUN, "script.py", status, "--report", "lines", "--lr=1", "--opt-level=O1", cwd=tmp_path)
+        assert done.stdout == f"['{status}', '--report', 'lines', '--lr=1', '--opt-level=O1']\n"
         lines = [line for line in done.stderr.splitlines() if "stands behind the script" in line]
         assert [line.split("`")[1] for line in lines] == pointed_out
         assert all(line.endswith("write options of habana-mp before script.py") for line in lines)

@@ -55,7 +55,8 @@ class FollowedGraphs(WhenImported):
 
     def __init__(self, follow: Follow) -> None:
         super().__init__()
-        self._follow: Follow | None = follow
+        self._follow = follow
+        self._is_on = self._was_on = False
         self._exchanged = ExchangedAttributes()
 
     def do(self, module: Any) -> None:
@@ -70,13 +71,16 @@ class FollowedGraphs(WhenImported):
             return running
 
         self._exchanged.exchange(module.OutputGraph, "call_user_compiler", call_user_compiler)
-        forget_compiled_code()
+        self._is_on = True
+        if not self._was_on:  # graphs that were compiled for it before are followed again
+            forget_compiled_code()
+        self._was_on = True
 
     def _run(self, graph: Graph, run: Callable[..., Any], *args: Any) -> Any:
-        return run(*args) if self._follow is None else self._follow(graph, run, args)
+        return self._follow(graph, run, args) if self._is_on else run(*args)
 
     def undo(self, module: Any) -> None:
-        self._follow = None
+        self._is_on = False
         self._exchanged.put_back()
 
 
@@ -104,7 +108,7 @@ def _made(node: torch.fx.Node) -> Made:
 _COMPILING = Assumption(
     "torch.compile-context",
     assumed="`torch._guards.CompileContext.current_compile_id()` is not None while a graph is compiled in this thread",
-    check="it is None here, and `torch._guards.compile_context` is there",
+    check="it and `torch._guards.compile_context` are there",
     otherwise="a record may have calls that a compiler makes while it compiles",
 )
 
