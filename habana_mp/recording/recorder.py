@@ -51,8 +51,8 @@ class Recorder:
         self._names: dict[int, tuple[str, str, dict[str, Any]]] = {}
         #: The names of outermost modules in this record, by their names in this process.
         self._roots: dict[str, str] = {}
-        #: The hooks on weights.
-        self._hooks: list[Any] = []
+        #: The hooks on weights, by identity. That of a weight which is gone has no dict of hooks.
+        self._hooks: dict[int, Any] = {}
         self._graphs = FollowedGraphs(self._call_graph)
         self._former: Any = None
 
@@ -66,8 +66,9 @@ class Recorder:
         self._is_on = False
         self._graphs.uninstall()
         _core.observe_calls(self._former)
-        while self._hooks:
-            self._hooks.pop().remove()
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
         self._names.clear()  # it has the weights of all models
         with self._lock:
             if self._file is not None:
@@ -135,15 +136,15 @@ class Recorder:
         shown = [self._described(one) for one in results]
         self._write(of, phase, origin, decision, inputs, shown, **({"made_by": made_by} if made_by else {}))
         for one in filter(_is_weight, given):
-            hooks: Any = one._backward_hooks or {}
-            if not any(isinstance(hook, _OnWeight) and hook.recorder is self for hook in hooks.values()):
+            known = self._hooks.get(id(one))
+            if known is None or known.hooks_dict_ref() is None:
                 where, name = self._name_of(one) or (module, "a tensor")
-                self._hooks.append(_on_gradient(one, _OnWeight(self, where, name, origin)))
+                self._hooks[id(one)] = _on_gradient(one, partial(self._gradient, where, name, None, origin))
         for place, one in enumerate(results):
             if _has_gradient(one) and not any(one is other for other in given):
                 maker = made_by[place] if place < len(made_by) and made_by[place][2] else of
                 name = maker[1] + (f", result {place + 1}" if place else "")
-                _on_gradient(one, partial(self.note_gradient, maker[0], name, maker[2], origin))
+                _on_gradient(one, partial(self._gradient, maker[0], name, maker[2], origin))
 
     def _path(self, module: str) -> str:
         """Returns the path of a module. Outermost modules of one class are numbered within the record."""
@@ -163,7 +164,7 @@ class Recorder:
         return found | {"weight": True} if _is_weight(tensor) else found
 
     @run_by_python
-    def note_gradient(
+    def _gradient(
         self, module: str, name: str, number: int | None, origin: Origin, gradient: torch.Tensor | None
     ) -> None:
         """Records the gradient of a call's result, which has the number of the call, or of a weight."""
@@ -234,16 +235,6 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
     with suppress(Exception):
         return tensor.requires_grad and tensor.grad_fn is not None
     return False
-
-
-class _OnWeight:
-    """A hook on a weight, by which the recorder knows that it has one there."""
-
-    def __init__(self, recorder: Recorder, module: str, name: str, origin: Origin) -> None:
-        self.recorder, self._of = recorder, (module, name, None, origin)
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self.recorder.note_gradient(*self._of, gradient)
 
 
 def _on_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor], None]) -> Any:
