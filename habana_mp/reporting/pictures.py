@@ -109,20 +109,31 @@ def _shortened(text: str, width: int, column: str) -> str:
 
 
 def html(report: Records, words: tuple[str, ...]) -> str:
-    """Returns the HTML for a notebook: the first lines, and the rows in a table."""
+    """Returns the HTML for a notebook: the first lines, and the rows in a table. A bar shows the share of a row's time,
+    or of its calls if no times were measured, in the largest one."""
     rows, cells, word_columns, more = _cells(report)
+    columns = cells[0]
+    bar = columns.index("ms" if "ms" in columns else "calls")
+    values = [float(of_row[bar] or 0) for of_row in cells[1:-1]]
 
-    def line(cells: Sequence[str], tag: str) -> str:
+    def line(cells: Sequence[str], tag: str, style_of_bar: str = "") -> str:
         made = (
-            f'<{tag} style="text-align: {"left" if number < word_columns else "right"}">{escape(cell)}</{tag}>'
+            f'<{tag} style="text-align: {"left" if number < word_columns else "right"}'
+            f'{style_of_bar if number == bar else ""}">{escape(cell)}</{tag}>'
             for number, cell in enumerate(cells)
         )
         return f"<tr>{''.join(made)}</tr>"
 
+    def style(row: Row, value: float) -> str:
+        # Half transparent: the text can be read on a light page and on a dark one.
+        colour, share = f"{_COLOURS.get(row.precision, '#dddddd')}80", 100 * value / (max(values) or 1)
+        return f"; min-width: 8em; background: linear-gradient(to left, {colour} {share:.0f}%, transparent 0)"
+
     lines = [f"<p>{escape(line)}</p>" for line in words]
     if rows:
-        body = "".join(line(of_row, "td") for of_row in cells[1:-1])
-        lines.append(f"<table><thead>{line(cells[0], 'th')}</thead><tbody>{body}</tbody>")
+        styles = map(style, rows, values)
+        body = "".join(line(of_row, "td", of_bar) for of_row, of_bar in zip(cells[1:-1], styles, strict=True))
+        lines.append(f"<table><thead>{line(columns, 'th')}</thead><tbody>{body}</tbody>")
         lines.append(f"<tfoot>{line(cells[-1], 'th')}</tfoot></table>")
     return "".join((*lines, *(f"<p>{line}</p>" for line in more)))
 

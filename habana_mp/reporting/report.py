@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -182,16 +183,18 @@ class Report(Records):
         """Returns the report as text, for a terminal of this width."""
         table = pictures.table(self, columns, coloured=coloured) if self.rows else []
         found = tuple(finding.text for finding in self.findings) if coloured else ()
-        words = [f"\x1b[35m{line}\x1b[0m" if line.startswith(found) else line for line in self.words]
-        lines = [*words, *([""] if words and table else []), *table]
-        if self.weights != CachedWeights():
-            lines.append(str(self.weights))
+        below = [str(self.weights)] if self.weights != CachedWeights() else []
         if self.results[0]:
             tensors, size = self.results
-            lines.append(f"results that left a model as float32: {tensors:,} ({size / 1e6:.3f} MB)")
+            below.append(f"results that left a model as float32: {tensors:,} ({size / 1e6:.3f} MB)")
         if self.ranges:
-            lines.append(line_of_range(self.ranges))
-        return "\n".join(lines)
+            below.append(line_of_range(self.ranges))
+
+        def wrapped(line: str) -> str:
+            return line if columns is None else textwrap.fill(line, columns, break_long_words=False)
+
+        words = [f"\x1b[35m{wrapped(line)}\x1b[0m" if line.startswith(found) else wrapped(line) for line in self.words]
+        return "\n".join((*words, *([""] if words and table else []), *table, *map(wrapped, below)))
 
     def __repr__(self) -> str:
         return f"<Report of {self.total('calls'):,} calls by {self.detail}; print() shows it>"

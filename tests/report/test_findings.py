@@ -137,14 +137,22 @@ def test_a_terminal_gets_a_table_of_its_width_and_colours(monkeypatch: pytest.Mo
     assert max(map(len, str(made).splitlines())) > 120
     coloured = shown(100, Terminal())
     plain = re.sub(r"\x1b\[\d+m", "", coloured)
-    table = plain.splitlines()[len(made.words) + 1 :]
-    assert max(map(len, table)) <= 100
-    assert len({line for line in table if line.startswith("linear")}) == 3  # what differs is not cut
+    assert max(map(len, plain.splitlines())) <= 100
+    words, _, table = plain.partition("\n\n")
+    assert words.split() == " ".join(made.words).split()
+    assert len({line for line in table.splitlines() if line.startswith("linear")}) == 3  # what differs is not cut
     assert "\x1b[34mbf16" in coloured
     assert "\x1b[33mfp32" in coloured
     monkeypatch.setenv("NO_COLOR", "1")
     assert shown(100, Terminal()) == plain
     assert shown(100, io.StringIO()) == f"{made}\n"
+
+
+def test_a_notebook_shows_a_bar_for_each_row() -> None:
+    rows = [row("linear", "bf16", seconds=4.0), row("add", "fp32", seconds=1.0)]
+    bars = re.findall(r"to left, (#\w+) (\d+)%.*?>([\d.]+)<", report(*rows)._repr_html_())
+    assert [(share, ms) for _, share, ms in bars] == [("100", "4000.000"), ("25", "1000.000")]
+    assert bars[0][0] != bars[1][0]
 
 
 # ---- each kind ------------------------------------------------------------------------------------------------------
