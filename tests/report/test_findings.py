@@ -57,6 +57,17 @@ def test_the_share_is_of_time_where_it_was_taken_and_of_calls_elsewhere() -> Non
     assert by_calls.words[0] == "All 100 products ran in bf16. bf16 had 25 % of the calls, fp32 75 % (400 calls)"
 
 
+def test_calls_that_ran_both_ways_are_compared() -> None:
+    lower, alone = row("linear", "bf16", seconds=1.0), row("linear", "unchanged", "disabled", calls=50, seconds=1.25)
+    elsewhere = row("linear", "fp32", line=8, seconds=9.0)
+    assert (
+        report(lower, alone, elsewhere)
+        .words[0]
+        .endswith("(250 calls, 11.25 s; 2.5 times as fast as without casts, where both ran)")
+    )
+    assert "times as fast" not in report(lower, elsewhere).words[0]
+
+
 def test_calls_where_casts_are_off_are_counted_apart() -> None:
     step = row("mul_", "unchanged", "disabled", line=9, calls=4000, seconds=5.0)
     first, second, *_ = report(LOWER, step).words

@@ -3,7 +3,9 @@
 function showHead() {
   byId("script").textContent = fileName(report.environment.script ?? "habana_mp");
   byId("environment").append(...environmentInWords(report).map((part) => element("span", {}, part)));
-  byId("words").append(...report.words.map((line) => element("p", {}, ...withCode(line))));
+  const [first, ...others] = report.words;
+  byId("first-words").append(...withCode(first ?? ""));
+  byId("words").append(...others.map((line) => element("p", {}, ...withCode(line))));
   showPrecisions(report.totals.by_precision);
   byId("totals").append(...described(totals(report.totals)));
 }
