@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Pinned: a range could bring several GB of GPU packages into an environment that only builds and tests.
-TORCH := torch==2.13.0
+PINNED_TORCH := torch==2.13.0
+TORCH := $(PINNED_TORCH)
 # Without what it requires, which is a torch of its own, and in a folder of its own, as
 # tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
@@ -33,7 +34,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 clean build
+.PHONY: demo test quick test-slow test-newest new-torch compare-torch test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -54,6 +55,14 @@ test-slow: $(VENV)/.built
 # torch's own database of operations, the other rules, and cached weights, beside the newest torch.
 test-newest: $(NEWEST)/.built
 	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow" tests/rules tests/weights
+
+# What another release of torch changes for this package: make new-torch TORCH=2.15.0. Some 5.5 GB.
+new-torch:
+	$(MAKE) compare-torch TORCH=$(PINNED_TORCH) NEWEST=build/torch-$(TORCH) NEWEST_TORCH=torch==$(TORCH) \
+	  NEWEST_TORCHVISION=torchvision
+
+compare-torch: $(VENV)/.built $(NEWEST)/.built
+	$(BIN)/python tests/new_torch.py $(BIN)/python $(NEWEST)/bin/python
 
 # The plugins, and the trainings of their pages, with transformers 4; sentence-transformers' own bf16 is far off there.
 test-transformers-4: $(VENV)/.built $(VENV)/.transformers-4
