@@ -228,5 +228,5 @@ $(NEWEST)/.packages: pyproject.toml
 
 $(NEWEST)/.built: $(NEWEST)/.packages $(SOURCES)
 	$(NEWEST)/bin/pip install --quiet --no-build-isolation --no-deps --editable . \
-	  --config-settings=build-dir=build/newest-core --config-settings=cmake.define.HABANA_MP_DEV=ON
+	  --config-settings=build-dir=$(NEWEST)-core --config-settings=cmake.define.HABANA_MP_DEV=ON
 	touch $@
