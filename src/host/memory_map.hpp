@@ -3,18 +3,19 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 namespace habana_mp::host {
-
-// Returns the whole text of a system file; empty if it cannot be read.
-std::string read_all(const char* path);
 
 struct Mapping {
   std::uintptr_t begin;
   std::uintptr_t end;
   bool shared;  // with other processes
   bool of_file;
+
+  [[nodiscard]] bool holds(const void* address) const {
+    const auto value = reinterpret_cast<std::uintptr_t>(address);
+    return value >= begin && value < end;
+  }
 };
 
 // Returns the mapping that holds this address; nullopt if it is unknown.
