@@ -40,11 +40,6 @@ struct Functions {
                        Handle* made) = nullptr;
   int (*delete_tensor)(Handle) = nullptr;
   PyObject* (*wrap)(Handle) = nullptr;  // THPVariable_Wrap; takes a reference or a value, which are passed alike
-
-  [[nodiscard]] bool are_complete() const {
-    return get_data_ptr != nullptr && get_dim != nullptr && get_sizes != nullptr && get_strides != nullptr &&
-           empty_strided != nullptr && delete_tensor != nullptr && wrap != nullptr;
-  }
 };
 Functions functions;
 
@@ -182,37 +177,38 @@ bool views_are_right() {
 }
 
 template <typename Function>
-void find_for_models(const char* name, const char* declaration, Function*& function) {
-  find({"libtorch_cpu.so", name, "torch/csrc/inductor/aoti_torch/c/shim.h", declaration}, function);
+bool find_for_models(const char* name, const char* declaration, Function*& function) {
+  return find({"libtorch_cpu.so", name, "torch/csrc/inductor/aoti_torch/c/shim.h", declaration}, function);
 }
 
-void find_functions() {
-  find_for_models("aoti_torch_get_data_ptr",
-                  "AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr",
-                  functions.get_data_ptr);
-  find_for_models("aoti_torch_get_dim", "AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);",
-                  functions.get_dim);
-  find_for_models("aoti_torch_get_sizes",
-                  "AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes",
-                  functions.get_sizes);
-  find_for_models("aoti_torch_get_strides",
-                  "AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides",
-                  functions.get_strides);
-  find_for_models("aoti_torch_empty_strided",
-                  "AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr, const int64_t* "
-                  "strides_ptr, int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle* "
-                  "ret_new_tensor",
-                  functions.empty_strided);
-  find_for_models("aoti_torch_delete_tensor_object",
-                  "AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);", functions.delete_tensor);
+bool find_functions() {
   constexpr const char* header = "torch/csrc/autograd/python_variable.h";
-  find({"libtorch_python.so", "_Z16THPVariable_WrapN2at10TensorBaseE", header,
-        "PyObject* THPVariable_Wrap(at::TensorBase var);"},
-       functions.wrap);
-  if (functions.wrap != nullptr) return;
-  find({"libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE", header,
-        "PyObject* THPVariable_Wrap(const at::TensorBase& var);"},
-       functions.wrap);
+  return find_for_models("aoti_torch_get_data_ptr",
+                         "AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr",
+                         functions.get_data_ptr) &&
+         find_for_models("aoti_torch_get_dim",
+                         "AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);",
+                         functions.get_dim) &&
+         find_for_models("aoti_torch_get_sizes",
+                         "AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes",
+                         functions.get_sizes) &&
+         find_for_models("aoti_torch_get_strides",
+                         "AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides",
+                         functions.get_strides) &&
+         find_for_models("aoti_torch_empty_strided",
+                         "AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr, const "
+                         "int64_t* strides_ptr, int32_t dtype, int32_t device_type, int32_t device_index, "
+                         "AtenTensorHandle* ret_new_tensor",
+                         functions.empty_strided) &&
+         find_for_models("aoti_torch_delete_tensor_object",
+                         "AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);",
+                         functions.delete_tensor) &&
+         (find({"libtorch_python.so", "_Z16THPVariable_WrapN2at10TensorBaseE", header,
+                "PyObject* THPVariable_Wrap(at::TensorBase var);"},
+               functions.wrap) ||
+          find({"libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE", header,
+                "PyObject* THPVariable_Wrap(const at::TensorBase& var);"},
+               functions.wrap));
 }
 
 }  // namespace
@@ -226,13 +222,10 @@ void bind_exchange() {
 
 void bind_views() {
   if (api.exchange != nullptr) return;
-  if (compiled_model_functions.is_broken()) {
-    compiled_model_functions.settle(false);
-    return;
-  }
-  find_functions();
-  detail::has_functions = functions.are_complete();
-  detail::has_functions = compiled_model_functions.settle(detail::has_functions && views_are_right());
+  detail::has_functions = compiled_model_functions.holds_by([] {
+    detail::has_functions = find_functions();  // views_are_right uses them
+    return detail::has_functions && views_are_right();
+  });
   clear_error();
 }
 
