@@ -255,23 +255,6 @@ bool other_owner_accumulates(PyObject* tensor) noexcept {
   return owners_of_tensor(tensor) == 2;
 }
 
-// The last result of is_private_file, reused because the weights of a model are slices of one or a few files.
-struct AnsweredFile {
-  const char* storage = nullptr;
-  const char* data = nullptr;
-  bool is_private = false;
-};
-AnsweredFile answered_file;
-
-// True if the memory belongs to a file that is mapped for this process alone.
-bool is_private_file(const char* storage) {
-  const char* data = load<const char*>(storage, inside.data);
-  if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
-  const std::optional<Mapping> mapping = find_mapping(data);
-  answered_file = {storage, data, mapping && mapping->of_file && !mapping->shared};
-  return answered_file.is_private;
-}
-
 // True if torch.load made this storage. Such a storage has torch's memory and no allocator, and was never resizable.
 bool was_loaded(const char* storage) noexcept {
   return inside.allocator != 0 && load<const void*>(storage, inside.allocator) == nullptr &&
@@ -393,8 +376,6 @@ bool detail::has_sparse_layout(PyObject* tensor) noexcept {
   return order && order.get() != api.strided && order.get() != api.jagged;
 }
 
-void forget_files() noexcept { answered_file = {}; }
-
 const char* address_of_storage(PyObject* storage) noexcept {
   const Owned address(PyObject_GetAttrString(storage, "_cdata"));
   const auto* found = address ? static_cast<const char*>(PyLong_AsVoidPtr(address.get())) : nullptr;
@@ -422,7 +403,7 @@ bool numpy_had_memory(const char* storage) noexcept {
 bool is_known_memory(const char* storage) {
   if (is_of_torch(storage)) return true;
   const char* whole = sliced_storage(storage);
-  return whole != nullptr && is_private_file(whole);
+  return whole != nullptr && is_of_private_file(memory_of(whole));
 }
 
 bool is_memory_of_one_allocator(PyObject* one, PyObject* other) noexcept {

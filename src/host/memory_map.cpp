@@ -1,9 +1,9 @@
 #include "host/memory_map.hpp"
 
 #include <cinttypes>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <optional>
 #include <string>
 
 #include "host/ledger.hpp"
@@ -18,28 +18,41 @@ Assumption mappings_tell{"system.mappings", "/proc/self/maps tells which memory 
 
 const char constant = 0;
 
-}  // namespace
+const void* answered_address = nullptr;
+bool last_answer = false;
 
-std::optional<Mapping> find_mapping(const void* address) {
+bool look_up(const void* address) {
   std::ifstream mappings;
   if (!mappings_tell.is_broken()) mappings.open("/proc/self/maps");
-  std::optional<Mapping> found;
+  bool is_private = false;
   bool tells = false;
   // Addresses, mode, offset, device, inode: `7f12...-7f13... rw-p 00000000 103:02 4711   /path`.
   for (std::string line; std::getline(mappings, line);) {
-    Mapping one{};
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
     char mode[5] = {};
     std::uint64_t inode = 0;
-    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %" SCNu64, &one.begin, &one.end, mode,
-                    &inode) != 4) {
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %" SCNu64, &begin, &end, mode, &inode) != 4) {
       continue;
     }
-    one.shared = mode[3] == 's';
-    one.of_file = inode != 0;
-    if (one.holds(address)) found = one;
-    tells = tells || (one.of_file && one.holds(&constant));
+    const auto holds = [&](const void* one) {
+      const auto value = reinterpret_cast<std::uintptr_t>(one);
+      return inode != 0 && value >= begin && value < end;
+    };
+    if (holds(address)) is_private = mode[3] != 's';
+    if (holds(&constant)) tells = true;
   }
-  return mappings_tell.settle(tells) ? found : std::nullopt;
+  return mappings_tell.settle(tells) && is_private;
 }
+
+}  // namespace
+
+bool is_of_private_file(const void* address) {
+  if (address != answered_address) last_answer = look_up(address);
+  answered_address = address;
+  return last_answer;
+}
+
+void forget_files() noexcept { answered_address = nullptr; }
 
 }  // namespace habana_mp::host

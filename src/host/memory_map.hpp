@@ -1,24 +1,12 @@
 // The memory mappings of this process.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
 namespace habana_mp::host {
 
-struct Mapping {
-  std::uintptr_t begin;
-  std::uintptr_t end;
-  bool shared;  // with other processes
-  bool of_file;
-
-  [[nodiscard]] bool holds(const void* address) const {
-    const auto value = reinterpret_cast<std::uintptr_t>(address);
-    return value >= begin && value < end;
-  }
-};
-
-// Returns the mapping that holds this address; nullopt if it is unknown.
-std::optional<Mapping> find_mapping(const void* address);
+// True if the memory at this address belongs to a file that is mapped for this process alone. The last answer is
+// remembered, because the weights of a model are slices of one or a few files.
+bool is_of_private_file(const void* address);
+// Forgets the answer. The file may be gone, and other memory may have its address.
+void forget_files() noexcept;
 
 }  // namespace habana_mp::host

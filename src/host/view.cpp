@@ -1,6 +1,5 @@
 #include "host/view.hpp"
 
-#include <array>
 #include <vector>
 
 #include "errors.hpp"
@@ -45,23 +44,14 @@ Functions functions;
 
 constexpr std::int32_t cpu = 0;
 
-// Indexed by c10::ScalarType, whose numbers are part of torch's serialization format.
-constexpr std::array<DLDataType, 16> types = {{{kDLUInt, 8, 1},
-                                               {kDLInt, 8, 1},
-                                               {kDLInt, 16, 1},
-                                               {kDLInt, 32, 1},
-                                               {kDLInt, 64, 1},
-                                               {kDLFloat, 16, 1},
-                                               {kDLFloat, 32, 1},
-                                               {kDLFloat, 64, 1},
-                                               {kDLComplex, 32, 1},
-                                               {kDLComplex, 64, 1},
-                                               {kDLComplex, 128, 1},
-                                               {kDLBool, 8, 1},
-                                               {},
-                                               {},
-                                               {},
-                                               {kDLBfloat, 16, 1}}};
+// Returns the type of a tensor's values. Types that are never cast are told apart from the others only.
+DLDataType type_of(PyObject* tensor) noexcept {
+  constexpr std::uint16_t float64 = 7;  // c10::ScalarType
+  const Kind kind = kind_of_tensor(tensor);
+  if (is_floating(kind)) return dlpack_type(kind);
+  if (load<std::uint16_t>(detail::implementation_of(tensor), detail::layout.dtype) == float64) return {kDLFloat, 64, 1};
+  return kind == Kind::wide ? DLDataType{kDLComplex, 64, 1} : DLDataType{kDLInt, 64, 1};
+}
 
 // True for a dense tensor on the CPU. For such a tensor the functions that read sizes, strides and memory throw no C++
 // exception.
@@ -126,14 +116,12 @@ Owned allocate_by_exchange(const DLTensor& like, Kind kind, void*& values) {
 
 bool detail::view_by_functions(PyObject* tensor, DLTensor& view) noexcept {
   if (!is_dense_on_cpu(tensor)) return false;
-  const auto type = load<std::uint16_t>(detail::implementation_of(tensor), detail::layout.dtype);
-  if (type >= types.size() || types[type].bits == 0) return false;
   // The Python object holds an at::Tensor, which consists of the implementation's address.
   const Handle handle = reinterpret_cast<char*>(tensor) + detail::layout.implementation;
   std::int64_t dimensions = 0;
   view = {};
   view.device.device_type = kDLCPU;
-  view.dtype = types[type];
+  view.dtype = type_of(tensor);
   if (functions.get_dim(handle, &dimensions) != 0 || functions.get_sizes(handle, &view.shape) != 0 ||
       functions.get_strides(handle, &view.strides) != 0 || functions.get_data_ptr(handle, &view.data) != 0) {
     return false;
