@@ -58,7 +58,7 @@ std::vector<MeaningOfDtype>& meanings_of_dtypes() { return meanings->all; }
 
 RegionDevice region_device{};
 // These read and set the region dtype without Python, if torch allows it.
-host::DeviceFlag region_device_flag;
+host::ThreadFlag region_device_flag;
 host::AutocastDtype region_device_dtype;
 std::vector<std::int8_t> dtype_numbers;  // the c10::ScalarType of each region dtype; empty if unknown
 // True while this file itself sets the region dtype.
@@ -72,7 +72,7 @@ void call_with_device(PyObject* function, PyObject* value) noexcept {
 
 // Uses the C++ functions if they do what torch's Python functions do. `numbers` has capacity for one number of each
 // dtype.
-void find_functions_of_mark(const host::DeviceFlag& flag, const host::AutocastDtype& dtype,
+void find_functions_of_mark(const host::ThreadFlag& flag, const host::AutocastDtype& dtype,
                             std::vector<std::int8_t> numbers) noexcept {
   if (!flag.is_known() || !dtype.is_known()) return;
   const bool was_on = flag.is_on();
@@ -383,7 +383,7 @@ bool leave_region(const void* owner) noexcept {
 void set_mark(const RegionDevice& given) {
   if (region_device.dtypes != nullptr) return;
   const bool has_number = given.device >= 0;
-  const host::DeviceFlag flag = has_number ? host::autocast_flag(given.device) : host::DeviceFlag();
+  const host::ThreadFlag flag = has_number ? host::autocast_flag(given.device) : host::ThreadFlag();
   const host::AutocastDtype dtype = has_number ? host::autocast_dtype() : host::AutocastDtype();
   std::vector<std::int8_t> numbers;
   numbers.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given.dtypes)));

@@ -182,7 +182,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules, PyO
   if (within_modules && of_modules == nullptr) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
   std::vector<Ready> ready = made_ready(entries, found, within_modules);
-  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   weights::tap_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
@@ -285,7 +285,7 @@ RuleSet* exact_rule_set() {
 
 bool put_in(RuleSet& set) {
   if (!may_put_in(set)) return false;
-  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   weights::tap_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
@@ -305,7 +305,7 @@ bool observe(const std::vector<CoveredObject>& entries) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
-  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   // From here on nothing can fail.
   ++changes;
@@ -328,7 +328,7 @@ bool observe(const std::vector<CoveredObject>& entries) {
 
 bool uninstall() {
   if (!host::is_bound()) return true;  // nothing is patched before torch is bound
-  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   // From here on nothing can fail.
   forget_regions();

@@ -32,8 +32,8 @@ NeverDestroyed<Owned> exact_files;
 static NeverDestroyed<Owned> exact_codes;
 static thread_local TracedCaller traced_caller = TracedCaller::unknown;
 bool policy_is_installed = false;
-host::DeviceFlag flag_of_torch;
-host::KeyFlag below_autograd;
+host::ThreadFlag flag_of_torch;
+host::ThreadFlag below_autograd;
 
 namespace {
 

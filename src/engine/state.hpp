@@ -59,13 +59,13 @@ __attribute__((tls_model("initial-exec")))
 extern constinit thread_local ThreadState thread_state;
 
 // The flag of disable_casts, if it can be read without Python.
-extern host::DeviceFlag flag_of_torch;
+extern host::ThreadFlag flag_of_torch;
 
 inline bool casts_are_disabled() { return flag_of_torch.is_on(thread_state.disabled); }
 
 // True in code that torch's dispatcher called: a decomposition, or a tensor subclass's implementation of an operation.
 // The operation was decided before the dispatcher, as torch.autocast does it. False if the flag is unknown.
-extern host::KeyFlag below_autograd;
+extern host::ThreadFlag below_autograd;
 inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 
 // Finds both flags. False with a Python exception set if torch has no flag for disable_casts.

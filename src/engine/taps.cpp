@@ -262,7 +262,7 @@ constexpr auto find_overload_stub = lookup_stub<find_overload>;
 
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
 
-host::TappedData data;
+host::TappedPointer<setter> data;
 
 // A float32 weight that gets lowered data this way would lose its precision although the user wrote no cast.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
@@ -270,10 +270,10 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   if (value != nullptr) weights::tensor_is_aliased(value, self);
   // This comes before the assignment: the warning may be an error, and the value may have been computed from this
   // tensor.
-  if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
+  if (value == nullptr || host::kind_of(self) != Kind::f32) return data.original()(self, value, closure);
   if (is_lower(host::kind_of(value)) && listens(Listener::watch)) watch::notice_carried(value, self);
   const Owned taken = values_of_state(value, "the `.data` of a tensor", self);
-  return taken ? data.assign(self, taken.get(), closure) : -1;
+  return taken ? data.original()(self, taken.get(), closure) : -1;
 }
 
 // ---- conversions, and attributes of modules -------------------------------------------------------------------------
@@ -389,7 +389,7 @@ bool tap_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObj
     const auto& [path, may_be_missing, builtin, stub] = builtins[i];
     if (objects[i] != Py_None && !builtin.is_tapped()) builtin.tap(objects[i], stub);
   }
-  data.tap_assigning(from_c<data_setter_stub>);
+  data.tap(host::setter_of_data(), from_c<data_setter_stub>);
   return true;
 }
 

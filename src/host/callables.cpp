@@ -25,6 +25,8 @@ vectorcallfunc* slot_of(PyObject* object) {
   return reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(object) + Py_TYPE(object)->tp_vectorcall_offset);
 }
 
+constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
+
 PyObject* answer_none(PyObject*, PyObject*) { Py_RETURN_NONE; }
 PyObject* answer_none_to_keywords(PyObject*, PyObject*, PyObject*) { Py_RETURN_NONE; }
 PyObject* answer_none_to_array(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) { Py_RETURN_NONE; }
@@ -34,32 +36,19 @@ PyCFunction as_definition(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
-// Returns what CPython stores in the slot of `sample`; null if the sample could not be made. Throws std::bad_alloc when
-// memory runs out. The samples are defined in this file because scripts replace builtins such as `print`.
-vectorcallfunc slot_of_sample(const Owned& sample) {
-  if (sample) return *slot_of(sample.get());
-  drop_error_unless_memory_error();
-  return nullptr;
-}
-
-// Returns what CPython stores in the slot of each builtin with METH_FASTCALL | METH_KEYWORDS.
-vectorcallfunc expected_fast_function_slot() {
-  static PyMethodDef definition = {"sample", as_definition(&answer_none_to_array), METH_FASTCALL | METH_KEYWORDS,
-                                   nullptr};
-  static const vectorcallfunc slot = slot_of_sample(Owned(PyCFunction_NewEx(&definition, nullptr, nullptr)));
-  return slot;
-}
-
-// Returns what CPython stores in the slot of each method descriptor with these flags.
-vectorcallfunc expected_method_slot(int flags) {
-  static PyMethodDef of_keywords = {"sample", as_definition(&answer_none_to_keywords), METH_VARARGS | METH_KEYWORDS,
-                                    nullptr};
+// Returns what CPython stores in the slot of a sample of ours that has this kind. Throws std::bad_alloc when memory
+// runs out. The samples are defined in this file because scripts replace builtins such as `print`.
+vectorcallfunc expected_slot(CallableKind kind) {
+  static PyMethodDef of_array = {"sample", as_definition(&answer_none_to_array), METH_FASTCALL | METH_KEYWORDS,
+                                 nullptr};
+  static PyMethodDef of_keywords = {"sample", as_definition(&answer_none_to_keywords), with_keywords, nullptr};
   static PyMethodDef of_none = {"sample", &answer_none, METH_NOARGS, nullptr};
-  static const vectorcallfunc with_keywords =
-      slot_of_sample(Owned(PyDescr_NewMethod(&PyBaseObject_Type, &of_keywords)));
-  static const vectorcallfunc without_arguments =
-      slot_of_sample(Owned(PyDescr_NewMethod(&PyBaseObject_Type, &of_none)));
-  return flags == METH_NOARGS ? without_arguments : with_keywords;
+  const Owned sample(
+      kind == CallableKind::fast_operator
+          ? PyCFunction_NewEx(&of_array, nullptr, nullptr)
+          : PyDescr_NewMethod(&PyBaseObject_Type, kind == CallableKind::method ? &of_keywords : &of_none));
+  drop_error_unless_memory_error();
+  return sample ? *slot_of(sample.get()) : nullptr;
 }
 
 bool is_type_slot(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
@@ -77,9 +66,11 @@ bool add_classes(PyTypeObject* type, std::vector<Owned>& found) {
   return true;
 }
 
+// Stores a function in place of another one in Tensor's slot wrapper and in the slots of its classes.
 template <auto slot, typename Function>
-void replace_in_classes(const TensorClasses& classes, Function from, Function to) {
-  for (const Owned& one : classes.all()) {
+void replace_in_classes(const Callable& callable, const TensorClasses& classes, Function from, Function to) {
+  store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped, reinterpret_cast<void*>(to));
+  for (const Owned& one : classes) {
     Function* const place = &(reinterpret_cast<PyTypeObject*>(one.get())->tp_as_mapping->*slot);
     if (*place == from) store(place, to);
   }
@@ -128,47 +119,42 @@ bool refuse(PyObject* object, const char* why) {
   return false;
 }
 
-namespace {
+bool can_cover(PyObject* object) noexcept {
+  if (Py_TYPE(object) == &PyMethodDescr_Type) {
+    const int flags = reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_flags;
+    return flags == METH_NOARGS || flags == with_keywords;
+  }
+  if (!PyCFunction_CheckExact(object)) return false;
+  const int flags = PyCFunction_GET_FLAGS(object) & ~METH_STATIC;
+  return flags == with_keywords || flags == (METH_FASTCALL | METH_KEYWORDS);
+}
 
-// Sets `kind` if the object's flags and slot are those of CPython. Otherwise returns false with an exception set.
-bool recognise(PyObject* object, CallableKind& kind) {
+bool find_kind(PyObject* object, CallableKind& kind) {
+  if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
+  slots.settle(true);
   if (is_type_slot(object)) {
-    auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
-    if (PyDescr_TYPE(object) != api.tensor_base || (std::string_view(descriptor->d_base->name) != "__setitem__" &&
-                                                    std::string_view(descriptor->d_base->name) != "__getitem__")) {
+    const std::string_view name(reinterpret_cast<PyWrapperDescrObject*>(object)->d_base->name);
+    const bool assigns = name == "__setitem__";
+    if (PyDescr_TYPE(object) != api.tensor_base || (!assigns && name != "__getitem__")) {
       return refuse(object, "only Tensor.__setitem__ and Tensor.__getitem__ are known among the slot wrappers");
     }
-    const bool assigns = std::string_view(descriptor->d_base->name) == "__setitem__";
     kind = assigns ? CallableKind::assignment : CallableKind::subscript;
     return assigns ? may_replace_in_classes<&PyMappingMethods::mp_ass_subscript>(object)
                    : may_replace_in_classes<&PyMappingMethods::mp_subscript>(object);
   }
-  if (Py_TYPE(object) == &PyMethodDescr_Type) {
-    PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
-    const int flags = definition->ml_flags;
-    if (flags != METH_NOARGS && flags != (METH_VARARGS | METH_KEYWORDS)) {
-      return refuse(object, "its calling convention is not known");
+  const bool is_method = Py_TYPE(object) == &PyMethodDescr_Type;
+  if (is_method || PyCFunction_CheckExact(object)) {
+    if (!can_cover(object)) return refuse(object, "its calling convention is not known");
+    const vectorcallfunc slot = *slot_of(object);
+    if (is_method) {
+      const int flags = reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_flags;
+      kind = flags == METH_NOARGS ? CallableKind::method_no_arguments : CallableKind::method;
+    } else {
+      const bool is_fast = (PyCFunction_GET_FLAGS(object) & METH_FASTCALL) != 0;
+      kind = is_fast ? CallableKind::fast_operator : CallableKind::function;
     }
-    if (*slot_of(object) == nullptr || *slot_of(object) != expected_method_slot(flags))
-      return refuse(object, "its slot does not hold CPython's own");
-    kind = flags == METH_NOARGS ? CallableKind::method_no_arguments : CallableKind::method;
-    return true;
-  }
-  if (PyCFunction_CheckExact(object)) {
-    const int flags = PyCFunction_GET_FLAGS(object);
-    if (flags == (METH_FASTCALL | METH_KEYWORDS)) {
-      if (*slot_of(object) == nullptr || *slot_of(object) != expected_fast_function_slot()) {
-        return refuse(object, "its slot does not hold CPython's own");
-      }
-      kind = CallableKind::fast_operator;
-      return true;
-    }
-    if ((flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) {
-      return refuse(object, "its calling convention is not known");
-    }
-    if (*slot_of(object) != nullptr) return refuse(object, "its slot is already in use");
-    kind = CallableKind::function;
-    return true;
+    if (kind == CallableKind::function) return slot == nullptr || refuse(object, "its slot is already in use");
+    return (slot != nullptr && slot == expected_slot(kind)) || refuse(object, "its slot does not hold CPython's own");
   }
   if (PyFunction_Check(object)) {
     kind = CallableKind::composite;
@@ -185,117 +171,67 @@ bool recognise(PyObject* object, CallableKind& kind) {
   return false;
 }
 
-}  // namespace
-
-bool find_kind(PyObject* object, CallableKind& kind) {
-  if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
-  slots.settle(true);
-  return recognise(object, kind);
-}
-
-bool can_cover(PyObject* object) noexcept {
-  constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
-  if (Py_TYPE(object) == &PyMethodDescr_Type) {
-    const int flags = reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_flags;
-    return flags == METH_NOARGS || flags == with_keywords;
-  }
-  if (!PyCFunction_CheckExact(object)) return false;
-  const int flags = PyCFunction_GET_FLAGS(object) & ~METH_STATIC;
-  return flags == with_keywords || flags == (METH_FASTCALL | METH_KEYWORDS);
-}
-
-std::optional<TensorClasses> TensorClasses::find() {
+std::optional<TensorClasses> find_tensor_classes() {
   TensorClasses classes;
-  if (!add_classes(api.tensor_base, classes.all_)) return std::nullopt;
+  if (!add_classes(api.tensor_base, classes)) return std::nullopt;
   return classes;
 }
 
 void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept {
-  switch (callable.kind) {
-    case CallableKind::function:
-    case CallableKind::slow_operator:
-      callable.original = PyCFunction_GET_FUNCTION(callable.object.get());
-      callable.original_slot = *slot_of(callable.object.get());
-      store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
-      break;
-    case CallableKind::fast_operator: {
-      // For some flags the interpreter calls the C function directly and bypasses the slot. A definition with other
-      // flags prevents this. The C function stays the same because a builtin's hash depends on it.
-      if (PyCFunction_CheckExact(callable.object.get())) {
-        auto* function = reinterpret_cast<PyCFunctionObject*>(callable.object.get());
-        callable.definition = function->m_ml;
-        callable.definition_with_slot = *function->m_ml;
-        callable.definition_with_slot.ml_flags = METH_VARARGS | METH_KEYWORDS;
-        store(&function->m_ml, &callable.definition_with_slot);
-      }
-      callable.original_slot = *slot_of(callable.object.get());
-      store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
-      break;
-    }
-    case CallableKind::method:
-    case CallableKind::method_no_arguments: {
-      callable.definition = reinterpret_cast<PyMethodDescrObject*>(callable.object.get())->d_method;
-      callable.original = callable.definition->ml_meth;
-      callable.original_slot = *slot_of(callable.object.get());
-      // A method descriptor's hash does not depend on ml_meth (a builtin's does), so ml_meth may change.
-      const PyCFunction stub =
-          callable.kind == CallableKind::method ? stubs.method.as_method() : stubs.method_no_arguments.pointer();
-      store(&callable.definition->ml_meth, stub);
-      store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
-      break;
-    }
-    case CallableKind::assignment:
-      callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
-            reinterpret_cast<void*>(stubs.assignment.pointer()));
-      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(classes, callable.original_assignment,
-                                                              stubs.assignment.pointer());
-      break;
-    case CallableKind::subscript:
-      callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
-            reinterpret_cast<void*>(stubs.subscript.pointer()));
-      replace_in_classes<&PyMappingMethods::mp_subscript>(classes, callable.original_subscript,
-                                                          stubs.subscript.pointer());
-      break;
-    case CallableKind::composite:
-    case CallableKind::user_function:
-      break;
+  PyObject* const object = callable.object.get();
+  if (callable.is_python()) return;
+  if (callable.kind == CallableKind::assignment) {
+    callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
+    replace_in_classes<&PyMappingMethods::mp_ass_subscript>(callable, classes, callable.original_assignment,
+                                                            stubs.assignment.pointer());
+    return;
   }
+  if (callable.kind == CallableKind::subscript) {
+    callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
+    replace_in_classes<&PyMappingMethods::mp_subscript>(callable, classes, callable.original_subscript,
+                                                        stubs.subscript.pointer());
+    return;
+  }
+  callable.original_slot = *slot_of(object);
+  if (callable.is_method()) {
+    callable.definition = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
+    callable.original = callable.definition->ml_meth;
+    // A method descriptor's hash does not depend on ml_meth (a builtin's does), so ml_meth may change.
+    const PyCFunction stub =
+        callable.kind == CallableKind::method ? stubs.method.as_method() : stubs.method_no_arguments.pointer();
+    store(&callable.definition->ml_meth, stub);
+  } else if (callable.kind != CallableKind::fast_operator) {
+    callable.original = PyCFunction_GET_FUNCTION(object);
+  } else if (PyCFunction_CheckExact(object)) {
+    // For some flags the interpreter calls the C function directly and bypasses the slot. A definition with other
+    // flags prevents this. The C function stays the same because a builtin's hash depends on it.
+    auto* function = reinterpret_cast<PyCFunctionObject*>(object);
+    callable.definition = function->m_ml;
+    callable.definition_with_slot = *function->m_ml;
+    callable.definition_with_slot.ml_flags = with_keywords;
+    store(&function->m_ml, &callable.definition_with_slot);
+  }
+  store(slot_of(object), stubs.vectorcall.pointer());
 }
 
 void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept {
-  switch (callable.kind) {
-    case CallableKind::function:
-    case CallableKind::slow_operator:
-      store(slot_of(callable.object.get()), callable.original_slot);
-      break;
-    case CallableKind::fast_operator:
-      store(slot_of(callable.object.get()), callable.original_slot);
-      if (PyCFunction_CheckExact(callable.object.get())) {
-        store(&reinterpret_cast<PyCFunctionObject*>(callable.object.get())->m_ml, callable.definition);
-      }
-      break;
-    case CallableKind::method:
-    case CallableKind::method_no_arguments:
-      store(slot_of(callable.object.get()), callable.original_slot);
-      store(&callable.definition->ml_meth, callable.original);
-      break;
-    case CallableKind::assignment:
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
-            reinterpret_cast<void*>(callable.original_assignment));
-      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(classes, stubs.assignment.pointer(),
-                                                              callable.original_assignment);
-      break;
-    case CallableKind::subscript:
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
-            reinterpret_cast<void*>(callable.original_subscript));
-      replace_in_classes<&PyMappingMethods::mp_subscript>(classes, stubs.subscript.pointer(),
-                                                          callable.original_subscript);
-      break;
-    case CallableKind::composite:
-    case CallableKind::user_function:
-      break;
+  PyObject* const object = callable.object.get();
+  if (callable.is_python()) return;
+  if (callable.kind == CallableKind::assignment) {
+    replace_in_classes<&PyMappingMethods::mp_ass_subscript>(callable, classes, stubs.assignment.pointer(),
+                                                            callable.original_assignment);
+    return;
+  }
+  if (callable.kind == CallableKind::subscript) {
+    replace_in_classes<&PyMappingMethods::mp_subscript>(callable, classes, stubs.subscript.pointer(),
+                                                        callable.original_subscript);
+    return;
+  }
+  store(slot_of(object), callable.original_slot);
+  if (callable.is_method()) {
+    store(&callable.definition->ml_meth, callable.original);
+  } else if (callable.definition != nullptr) {
+    store(&reinterpret_cast<PyCFunctionObject*>(object)->m_ml, callable.definition);
   }
 }
 

@@ -71,16 +71,10 @@ bool find_kind(PyObject* object, CallableKind& kind);
 bool can_cover(PyObject* object) noexcept;
 
 // Tensor and the classes that derive from it, which have copies of its slots.
-class TensorClasses {
- public:
-  // Returns nullopt with an exception set when memory runs out.
-  static std::optional<TensorClasses> find();
+using TensorClasses = std::vector<Owned>;
 
-  [[nodiscard]] const std::vector<Owned>& all() const { return all_; }
-
- private:
-  std::vector<Owned> all_;
-};
+// Returns nullopt with an exception set when memory runs out.
+std::optional<TensorClasses> find_tensor_classes();
 
 // These functions cannot fail. No other Python code may run after `classes` were found.
 void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;

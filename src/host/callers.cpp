@@ -8,17 +8,6 @@
 
 namespace habana_mp::host {
 
-namespace {
-
-// Returns the module name of the innermost Python code; null if there is no such name. Each call with a cast runs this,
-// so it makes no object for the frame.
-Owned module_of_caller() {
-  PyObject* const globals = PyEval_GetGlobals();
-  return globals == nullptr ? nullptr : name_of_module(globals);
-}
-
-}  // namespace
-
 PyObject* file_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_filename; }
 
 PyObject* function_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_name; }
@@ -37,11 +26,18 @@ bool have_same_place(PyObject* code, PyObject* other) noexcept {
          !text_of(one->co_filename).starts_with('<');
 }
 
-bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
+bool is_of_file(PyObject* code, PyObject* beginnings) noexcept {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(beginnings); ++i) {
+    if (PyUnicode_Tailmatch(file_of(code), PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
+  }
+  return false;
+}
 
 // torch.distributed has no code of a model: what it computes are parameters and gradients.
+// Each call with a cast runs this, so it makes no object for the frame.
 bool caller_is_distributed() {
-  const Owned name = module_of_caller();
+  PyObject* const globals = PyEval_GetGlobals();
+  const Owned name = globals == nullptr ? nullptr : name_of_module(globals);
   return name && text_of(name.get()).starts_with("torch.distributed.");
 }
 

@@ -31,10 +31,6 @@ struct Functions {
   AutocastDtype dtype;
   bool (*is_cache_enabled)() = nullptr;
   void (*set_cache_enabled)(bool) = nullptr;
-
-  [[nodiscard]] bool are_complete() const {
-    return dtype.is_known() && is_cache_enabled != nullptr && set_cache_enabled != nullptr;
-  }
 };
 Functions functions;
 NeverDestroyed<Owned> autocast_of_accelerator;
@@ -79,19 +75,19 @@ Autocast autocast_on_cpu;
 Autocast autocast_on_accelerator;
 
 void bind_casts_inside() {
-  constexpr const char* header = "ATen/autocast_mode.h";
+  static constexpr const char* header = "ATen/autocast_mode.h";
   functions.dtype = autocast_dtype();
-  find({"libtorch_cpu.so", "_ZN2at8autocast25is_autocast_cache_enabledEv", header, "bool is_autocast_cache_enabled();"},
-       functions.is_cache_enabled);
-  find({"libtorch_cpu.so", "_ZN2at8autocast26set_autocast_cache_enabledEb", header,
-        "void set_autocast_cache_enabled(bool enabled);"},
-       functions.set_cache_enabled);
   autocast_on_cpu.enabled = autocast_flag(cpu);
-  const bool found = casts_inside.holds_by([] {
-    return can_look_inside() && autocast_on_cpu.enabled.is_known() && functions.are_complete() && agree_with_python() &&
-           are_set();
+  autocast_on_cpu.is_usable = casts_inside.holds_by([] {
+    return can_look_inside() && autocast_on_cpu.enabled.is_known() && functions.dtype.is_known() &&
+           find({"libtorch_cpu.so", "_ZN2at8autocast25is_autocast_cache_enabledEv", header,
+                 "bool is_autocast_cache_enabled();"},
+                functions.is_cache_enabled) &&
+           find({"libtorch_cpu.so", "_ZN2at8autocast26set_autocast_cache_enabledEb", header,
+                 "void set_autocast_cache_enabled(bool enabled);"},
+                functions.set_cache_enabled) &&
+           agree_with_python() && are_set();
   });
-  autocast_on_cpu.is_usable = found;
   clear_error();
 }
 
@@ -126,7 +122,7 @@ static const Autocast* ask_for_accelerator(PyObject* tensor) {
   autocast_of_accelerator->reset();
   if (number < 0) return nullptr;
   const auto type = static_cast<std::int8_t>(number);
-  const DeviceFlag flag = autocast_flag(type);
+  const ThreadFlag flag = autocast_flag(type);
   autocast_on_accelerator = {flag.is_known(), type, flag};
   return autocast_on_accelerator.is_usable ? &autocast_on_accelerator : nullptr;
 }
@@ -142,7 +138,7 @@ const Autocast* autocast_for(PyObject* tensor) {
 
 bool may_cast_inside(const Autocast& autocast) noexcept { return autocast.is_usable && !autocast.enabled.is_on(); }
 
-bool autocast_is_off() noexcept { return !autocast_on_cpu.enabled.is_on(); }
+bool autocast_is_off() noexcept { return !autocast_on_cpu.enabled.is_on(true); }
 
 CastsInside::CastsInside(Kind to, const Autocast& autocast) noexcept
     : autocast_(autocast),

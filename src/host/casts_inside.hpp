@@ -16,7 +16,7 @@ void bind_casts_inside();
 struct Autocast {
   bool is_usable = false;
   std::int8_t device_type = 0;
-  DeviceFlag enabled;
+  ThreadFlag enabled;
 };
 
 extern Autocast autocast_on_cpu;

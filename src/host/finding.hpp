@@ -53,6 +53,20 @@ T load(const void* address, std::ptrdiff_t offset) noexcept {
   return value;
 }
 
+template <std::size_t size>
+using Memory = std::vector<std::array<char, size>>;
+
+// Returns the memory at each of these addresses; nullopt if one is null or cannot be read.
+template <std::size_t size, typename AddressOf>
+std::optional<Memory<size>> read_each(const CarefulReader& reader, std::size_t count, AddressOf address_of) {
+  Memory<size> memory(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const void* address = address_of(i);
+    if (address == nullptr || !reader.read(address, memory[i].data(), size)) return std::nullopt;
+  }
+  return memory;
+}
+
 // Returns the only offset that fits a value of this size; nullopt if no offset fits or several do.
 template <std::size_t size, typename Fits>
 std::optional<std::ptrdiff_t> only_offset(std::size_t of_value, Fits fits) {
@@ -68,8 +82,8 @@ std::optional<std::ptrdiff_t> only_offset(std::size_t of_value, Fits fits) {
 
 // Returns the only offset at which the memory of every sample holds the expected value.
 template <typename T, typename Sample, std::size_t size, typename Expected>
-std::optional<std::ptrdiff_t> unique_offset(const std::vector<Sample>& samples,
-                                            const std::vector<std::array<char, size>>& memory, Expected expected) {
+std::optional<std::ptrdiff_t> unique_offset(const std::vector<Sample>& samples, const Memory<size>& memory,
+                                            Expected expected) {
   static_assert(sizeof(T) == alignof(T));
   return only_offset<size>(sizeof(T), [&](std::ptrdiff_t offset) {
     bool fits = true;

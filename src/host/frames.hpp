@@ -13,14 +13,6 @@
 
 namespace habana_mp::host {
 
-// True if a string begins with one of `beginnings`, a tuple of strings.
-inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(beginnings); ++i) {
-    if (PyUnicode_Tailmatch(text, PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
-  }
-  return false;
-}
-
 // Returns the UTF-8 text of a string, which is valid as long as the string lives. Empty, with no exception set, if the
 // string cannot be encoded.
 inline std::string_view text_of(PyObject* string) noexcept {

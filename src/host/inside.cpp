@@ -98,39 +98,33 @@ std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
   return samples;
 }
 
-template <std::size_t size>
-using Memory = std::vector<std::array<char, size>>;
+// Sets a place that was found. Returns false if none was.
+bool take(std::ptrdiff_t& place, std::optional<std::ptrdiff_t> found) {
+  if (found) place = *found;
+  return found.has_value();
+}
 
 // Finds the version counter's address in the implementation, and the version and the number of owners in the counter.
 // False unless exactly one triple of offsets fits.
 bool find_version(const CarefulReader& reader, const std::vector<Sample>& samples,
                   const Memory<implementation_size>& implementations, Inside& found) {
-  int places = 0;
-  for (std::size_t offset = 0; offset + sizeof(void*) <= implementation_size; offset += sizeof(void*)) {
-    Memory<counter_size> counters(samples.size());
-    bool readable = true;
-    for (std::size_t i = 0; readable && i < samples.size(); ++i) {
-      const void* counter = load<const void*>(implementations[i].data(), static_cast<std::ptrdiff_t>(offset));
-      readable = counter != nullptr && reader.read(counter, counters[i].data(), counter_size);
-    }
-    if (!readable) continue;
-    const auto version = unique_offset<std::uint32_t>(samples, counters, [](const Sample& s) { return s.version; });
+  const auto place = only_offset<implementation_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
+    const auto counters = read_each<counter_size>(
+        reader, samples.size(), [&](std::size_t i) { return load<const void*>(implementations[i].data(), offset); });
+    if (!counters) return false;
+    const auto version = unique_offset<std::uint32_t>(samples, *counters, [](const Sample& s) { return s.version; });
     // The samples share their memory only with tensors that share their counter.
     const auto owners =
-        unique_offset<std::uint32_t>(samples, counters, [](const Sample& s) { return s.owners - s.by_object; });
-    if (!version || !owners) continue;
-    found.counter = static_cast<std::ptrdiff_t>(offset);
-    found.version = *version;
-    found.counter_owners = *owners;
-    ++places;
-  }
-  return places == 1;
+        unique_offset<std::uint32_t>(samples, *counters, [](const Sample& s) { return s.owners - s.by_object; });
+    return version && owners && take(found.version, version) && take(found.counter_owners, owners);
+  });
+  return take(found.counter, place);
 }
 
 // Finds the dispatch keys in the implementation: the only value that is equal in all plain tensors, has one more bit in
 // negated views of them, and has fewer bits in a tensor of inference mode.
 bool find_keys(const CarefulReader& reader, Inside& found) {
-  constexpr Py_ssize_t plain = 3;
+  constexpr std::size_t plain = 3;
   Owned list = made_by(
       "import torch\n"
       "def make():\n"
@@ -141,77 +135,58 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
       "    with torch.inference_mode():\n"
       "        return plain + negated + [torch.empty(3, 5, device=device) for device in ('cpu', 'meta')]\n");
   if (!list) return false;
-  Memory<implementation_size> memory(static_cast<std::size_t>(PyList_GET_SIZE(list.get())));
-  bool readable = memory.size() == 2 * plain + 2;
-  for (std::size_t i = 0; readable && i < memory.size(); ++i) {
-    const void* implementation = detail::implementation_of(PyList_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)));
-    readable = reader.read(implementation, memory[i].data(), implementation_size);
-  }
+  const auto memory = read_each<implementation_size>(reader, 2 * plain + 2, [&](std::size_t i) {
+    return detail::implementation_of(PyList_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)));
+  });
   list.reset();
-  int places = 0;
-  for (std::ptrdiff_t offset = 0; readable && offset + 8 <= static_cast<std::ptrdiff_t>(implementation_size);
-       offset += 8) {
-    const auto at = [&](std::size_t i) { return load<std::uint64_t>(memory[i].data(), offset); };
+  if (!memory) return false;
+  const auto place = only_offset<implementation_size>(sizeof(std::uint64_t), [&](std::ptrdiff_t offset) {
+    const auto at = [&](std::size_t i) { return load<std::uint64_t>((*memory)[i].data(), offset); };
     const std::uint64_t keys = at(0);
     const std::uint64_t negative = at(plain) & ~keys;
     const std::uint64_t least = at(2 * plain);
     bool fits = std::has_single_bit(negative) && least != 0 && least != keys && (least & ~keys) == 0;
     for (std::size_t i = 0; fits && i < plain; ++i) fits = at(i) == keys && at(plain + i) == (keys | negative);
-    if (!fits) continue;
-    found.keys = offset;
+    if (!fits) return false;
     found.plain = keys;
     found.least = least;
     found.negative = negative;
     found.meta = at(2 * plain + 1) & ~keys;
-    ++places;
-  }
-  return places == 1;
-}
-
-// Finds the allocator that would resize a storage's memory: the only address that is equal in all storages of torch's
-// allocator and null in the storages of NumPy's memory.
-std::optional<std::ptrdiff_t> find_allocator(const CarefulReader& reader, const std::vector<Sample>& samples,
-                                             const Memory<storage_size>& storages) {
-  return only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
-    const auto at = [&](std::size_t i) { return load<const void*>(storages[i].data(), offset); };
-    std::uintptr_t first = 0;
-    bool fits = at(0) != nullptr && reader.read(at(0), &first, sizeof first);
-    for (std::size_t i = 0; fits && i < samples.size(); ++i) fits = at(i) == (samples[i].own ? at(0) : nullptr);
-    return fits;
+    return true;
   });
+  return take(found.keys, place);
 }
 
 // Finds a storage's memory, its number of owners, the context and the deleter of the memory, and whether it is
 // resizable. For memory of torch's own allocator the context is the memory itself.
 bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples, Inside& found) {
-  Memory<storage_size> storages(samples.size());
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    if (!reader.read(samples[i].storage, storages[i].data(), storage_size)) return false;
+  const auto storages =
+      read_each<storage_size>(reader, samples.size(), [&](std::size_t i) { return samples[i].storage; });
+  if (!storages ||
+      !take(found.data, unique_offset<const void*>(samples, *storages, [](const Sample& s) { return s.data; })) ||
+      !take(found.owners, unique_offset<std::uint32_t>(samples, *storages, [](const Sample& s) { return s.owners; })) ||
+      !take(found.resizable,
+            unique_offset<std::uint8_t>(samples, *storages, [](const Sample& s) { return s.resizable; }))) {
+    return false;
   }
-  const auto data = unique_offset<const void*>(samples, storages, [](const Sample& s) { return s.data; });
-  const auto owners = unique_offset<std::uint32_t>(samples, storages, [](const Sample& s) { return s.owners; });
-  const auto resizable = unique_offset<std::uint8_t>(samples, storages, [](const Sample& s) { return s.resizable; });
-  if (!data || !owners || !resizable) return false;
-  found.data = *data;
-  found.owners = *owners;
-  found.resizable = *resizable;
-  const auto context = only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
-    bool fits = offset != *data;
-    for (std::size_t i = 0; fits && i < samples.size(); ++i) {
-      fits = (load<const void*>(storages[i].data(), offset) == samples[i].data) == samples[i].own;
-    }
+  // A std::unique_ptr with a function as deleter follows, and the memory's context.
+  found.context = found.data + 16;
+  found.deleter = found.context - 8;
+  const auto deleter = [&](std::size_t i) { return load<const void*>((*storages)[i].data(), found.deleter); };
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const bool is_own = load<const void*>((*storages)[i].data(), found.context) == samples[i].data;
+    if (is_own != samples[i].own || (deleter(i) == deleter(0)) != samples[i].own) return false;
+  }
+  found.own_deleter = deleter(0);
+  // The only address that is equal in all storages of torch's allocator and null in the storages of NumPy's memory.
+  const auto allocator = only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
+    const auto at = [&](std::size_t i) { return load<const void*>((*storages)[i].data(), offset); };
+    std::uintptr_t first = 0;
+    bool fits = at(0) != nullptr && reader.read(at(0), &first, sizeof first);
+    for (std::size_t i = 0; fits && i < samples.size(); ++i) fits = at(i) == (samples[i].own ? at(0) : nullptr);
     return fits;
   });
-  if (!context || *context != found.data + 16) return false;
-  found.context = *context;
-  // A std::unique_ptr stores a function deleter in front of the pointer.
-  found.deleter = found.context - 8;
-  const auto deleter = [&](std::size_t i) { return load<std::uint64_t>(storages[i].data(), found.deleter); };
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    if ((deleter(i) == deleter(0)) != samples[i].own) return false;
-  }
-  found.own_deleter = load<const void*>(storages[0].data(), found.deleter);
-  found.allocator = find_allocator(reader, samples, storages).value_or(0);
+  found.allocator = allocator.value_or(0);
   return true;
 }
 
@@ -251,25 +226,15 @@ bool find_inside(Inside& found) {
   const std::optional<std::vector<Sample>> samples = make_samples(aliases);
   if (!samples) return false;
   const CarefulReader reader;
-  Memory<implementation_size> implementations(samples->size());
-  bool done = true;
-  for (std::size_t i = 0; done && i < samples->size(); ++i) {
-    done = reader.read(detail::implementation_of((*samples)[i].tensor.get()), implementations[i].data(),
-                       implementation_size);
-  }
-  if (done) {
-    const auto storage =
-        unique_offset<const void*>(*samples, implementations, [](const Sample& s) { return s.storage; });
-    const auto holders =
-        unique_offset<std::uint32_t>(*samples, implementations, [](const Sample& s) { return s.holders; });
-    done = storage && holders && find_version(reader, *samples, implementations, found) &&
-           find_memory(reader, *samples, found) && find_keys(reader, found);
-    if (done) {
-      found.storage = *storage;
-      found.holders = *holders;
-    }
-  }
-  return done;
+  const auto implementations = read_each<implementation_size>(
+      reader, samples->size(), [&](std::size_t i) { return detail::implementation_of((*samples)[i].tensor.get()); });
+  return implementations &&
+         take(found.storage,
+              unique_offset<const void*>(*samples, *implementations, [](const Sample& s) { return s.storage; })) &&
+         take(found.holders,
+              unique_offset<std::uint32_t>(*samples, *implementations, [](const Sample& s) { return s.holders; })) &&
+         find_version(reader, *samples, *implementations, found) && find_memory(reader, *samples, found) &&
+         find_keys(reader, found);
 }
 
 std::uint32_t owners_of_tensor(PyObject* tensor) noexcept {
@@ -288,23 +253,6 @@ bool other_owner_accumulates(PyObject* tensor) noexcept {
   }
   // get_gradient_edge has made the node if there was none.
   return owners_of_tensor(tensor) == 2;
-}
-
-// The last result of is_private_file, reused because the weights of a model are slices of one or a few files.
-struct AnsweredFile {
-  const char* storage = nullptr;
-  const char* data = nullptr;
-  bool is_private = false;
-};
-AnsweredFile answered_file;
-
-// True if the memory belongs to a file that is mapped for this process alone.
-bool is_private_file(const char* storage) {
-  const char* data = load<const char*>(storage, inside.data);
-  if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
-  const std::optional<Mapping> mapping = find_mapping(data);
-  answered_file = {storage, data, mapping && mapping->of_file && !mapping->shared};
-  return answered_file.is_private;
 }
 
 // True if torch.load made this storage. Such a storage has torch's memory and no allocator, and was never resizable.
@@ -331,15 +279,14 @@ Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
 Owned storage_object(PyObject* tensor) noexcept { return Owned(untyped_storage(tensor, nullptr)); }
 
 bool find_single_holds(PyObject* tensor) noexcept {
-  for (int i = 0; i < 2; ++i) {
+  const auto measured = [tensor] {
     const Owned object = storage_object(tensor);
-    if (!object) break;
-    const Holds holds = count_holds(tensor, object.get());
-    if (i == 1 && holds != single_holds) single_holds = {};
-    if (i == 0) single_holds = holds;
-  }
+    return object ? count_holds(tensor, object.get()) : Holds{};
+  };
+  single_holds = measured();
+  const bool is_stable = single_holds != Holds{} && measured() == single_holds;
   inside.by_object = owners_of_storage(storage_of(tensor)) - 1;
-  return single_holds != Holds{};
+  return is_stable;
 }
 
 // The number of owners of a tensor and of references to its Python object. The expected values for a tensor with one
@@ -429,8 +376,6 @@ bool detail::has_sparse_layout(PyObject* tensor) noexcept {
   return order && order.get() != api.strided && order.get() != api.jagged;
 }
 
-void forget_files() noexcept { answered_file = {}; }
-
 const char* address_of_storage(PyObject* storage) noexcept {
   const Owned address(PyObject_GetAttrString(storage, "_cdata"));
   const auto* found = address ? static_cast<const char*>(PyLong_AsVoidPtr(address.get())) : nullptr;
@@ -458,7 +403,7 @@ bool numpy_had_memory(const char* storage) noexcept {
 bool is_known_memory(const char* storage) {
   if (is_of_torch(storage)) return true;
   const char* whole = sliced_storage(storage);
-  return whole != nullptr && is_private_file(whole);
+  return whole != nullptr && is_of_private_file(memory_of(whole));
 }
 
 bool is_memory_of_one_allocator(PyObject* one, PyObject* other) noexcept {
@@ -497,17 +442,13 @@ bool Geometry::is_dense() const {
   return true;
 }
 
-namespace {
-
-bool read_view(const DLTensor& view, Geometry& geometry) {
+static bool read_view(const DLTensor& view, Geometry& geometry) {
   if (view.ndim != 0 && view.strides == nullptr) return false;
   geometry.values = static_cast<const char*>(view.data) + view.byte_offset;
   geometry.sizes.assign(view.shape, view.shape + view.ndim);
   geometry.strides.assign(view.strides, view.strides + view.ndim);
   return true;
 }
-
-}  // namespace
 
 bool read_geometry(PyObject* tensor, Geometry& geometry) {
   DLTensor view;

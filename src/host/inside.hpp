@@ -103,9 +103,6 @@ bool is_known_memory(const char* storage);
 bool is_memory_of_one_allocator(PyObject* one, PyObject* other) noexcept;
 // True if NumPy is known to have had the memory of a storage.
 bool numpy_had_memory(const char* storage) noexcept;
-// Discards what is cached about files. A storage and its file may be gone, and another storage may have the same
-// address.
-void forget_files() noexcept;
 // Returns the address of a torch.UntypedStorage; null if it cannot be read.
 const char* address_of_storage(PyObject* storage) noexcept;
 // Returns the address of a storage's memory.

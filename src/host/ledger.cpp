@@ -1,7 +1,8 @@
 #include "host/ledger.hpp"
 
 #include <cstdlib>
-#include <string_view>
+#include <sstream>
+#include <string>
 
 namespace habana_mp::host {
 
@@ -12,21 +13,13 @@ std::vector<const Assumption*>& entries() {
   return all;
 }
 
-bool is_named(std::string_view name, std::string_view names) {
-  while (!names.empty()) {
-    const std::size_t comma = names.find(',');
-    if (names.substr(0, comma) == name) return true;
-    names = comma == std::string_view::npos ? std::string_view() : names.substr(comma + 1);
-  }
-  return false;
-}
-
 }  // namespace
 
 Assumption::Assumption(const char* name, const char* assumed, const char* check, const char* otherwise)
     : name_(name), assumed_(assumed), check_(check), otherwise_(otherwise) {
-  const char* broken = std::getenv("HABANA_MP_BREAK");
-  is_broken_ = broken != nullptr && is_named(name, broken);
+  const char* const broken = std::getenv("HABANA_MP_BREAK");
+  std::istringstream names(broken == nullptr ? "" : broken);
+  for (std::string one; std::getline(names, one, ',');) is_broken_ = is_broken_ || one == name;
   entries().push_back(this);
 }
 

@@ -48,7 +48,7 @@ class Assumption {
   const char* check_;
   const char* otherwise_;
   State state_ = State::not_asked;
-  bool is_broken_;
+  bool is_broken_ = false;
 };
 
 // Returns all entries in the order in which they were made.

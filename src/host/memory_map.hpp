@@ -1,23 +1,12 @@
 // The memory mappings of this process.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-
 namespace habana_mp::host {
 
-// Returns the whole text of a system file; empty if it cannot be read.
-std::string read_all(const char* path);
-
-struct Mapping {
-  std::uintptr_t begin;
-  std::uintptr_t end;
-  bool shared;  // with other processes
-  bool of_file;
-};
-
-// Returns the mapping that holds this address; nullopt if it is unknown.
-std::optional<Mapping> find_mapping(const void* address);
+// True if the memory at this address belongs to a file that is mapped for this process alone. The last answer is
+// remembered, because the weights of a model are slices of one or a few files.
+bool is_of_private_file(const void* address);
+// Forgets the answer. The file may be gone, and other memory may have its address.
+void forget_files() noexcept;
 
 }  // namespace habana_mp::host

@@ -30,56 +30,67 @@ Assumption forward_level{"torch.forward-ad-level",
                          "the global, outside and inside of a level",
                          "every cast is made as if forward-mode AD were on: by torch, none is cached"};
 
+// Returns whether a Python object is true; `when_failed` for null. Takes the new reference.
+bool is_true(PyObject* new_reference, bool when_failed) {
+  const Owned answer(new_reference);
+  const int truth = answer ? PyObject_IsTrue(answer.get()) : -1;
+  if (truth < 0) clear_error();
+  return truth < 0 ? when_failed : truth != 0;
+}
+
+// Each is torch's Python function until all of torch's C++ functions are found.
 struct Functions {
-  bool (*any_modes_set)(bool) = nullptr;
-  const void* const* (*tracing_state)() = nullptr;
-  bool (*is_grad_enabled)() = nullptr;
-  bool (*requires_grad)(const void*) = nullptr;
-  bool (*function_mode_enabled)() = nullptr;
-  int (*get_num_threads)() = nullptr;
-  std::uint64_t (*next_sequence_number)() = nullptr;
-  KeyFlag functorch;
-  KeyFlag functionalize;
-  KeyFlag pre_dispatch;
-  std::uint64_t interceptors = 0;  // the bits of these three; 0 unless each has a bit
+  bool (*any_modes_set)(bool skip_torchs_own) = [](bool skip_torchs_own) {
+    return !skip_torchs_own && is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
+  };
+  const void* const* (*tracing_state)() = [] {
+    static const void* const states[] = {nullptr, &api};
+    return &states[is_true(PyObject_CallNoArgs(api.tracing_state), true) ? 1 : 0];
+  };
+  bool (*is_grad_enabled)() = [] { return is_true(api.is_grad_enabled(nullptr, nullptr), true); };
+  bool (*requires_grad)(const void* implementation) = nullptr;
+  bool (*function_mode_enabled)() = [] { return is_true(PyObject_CallNoArgs(api.is_function_mode_on), false); };
+  int (*get_num_threads)() = [] {
+    const Owned answer(PyObject_CallNoArgs(api.get_num_threads));
+    const long threads = answer ? PyLong_AsLong(answer.get()) : 1;
+    clear_error();
+    return static_cast<int>(threads);
+  };
+  std::uint64_t (*next_sequence_number)() = [] { return std::uint64_t{0}; };
 };
 Functions functions;
 
-Functions find_functions() {
+// The bits of dispatch keys; 0 if unknown.
+struct Keys {
+  std::uint64_t functorch = 0;
+  std::uint64_t pre_dispatch = 0;
+  std::uint64_t all = 0;  // of both and of functionalization
+};
+Keys keys;
+
+bool find_functions(Functions& found) {
   constexpr const char* c10 = "libc10.so";
   constexpr const char* cpu = "libtorch_cpu.so";
-  Functions found;
-  find({c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb", "c10/core/impl/TorchDispatchModeTLS.h",
-        "static bool any_modes_set(bool skip_infra_modes = false);"},
-       found.any_modes_set);
-  find({c10, "_ZN3c108GradMode10is_enabledEv", "c10/core/GradMode.h", "static bool is_enabled();"},
-       found.is_grad_enabled);
-  find({c10, "_ZNK3c1010TensorImpl13requires_gradEv", "c10/core/TensorImpl.h", "bool requires_grad() const;"},
-       found.requires_grad);
-  find({cpu, "_ZN5torch3jit6tracer15getTracingStateEv", "torch/csrc/jit/frontend/tracer.h",
-        "const std::shared_ptr<TracingState>& getTracingState();"},
-       found.tracing_state);
-  find({cpu, "_ZN2at4impl27torch_function_mode_enabledEv", "ATen/PythonTorchFunctionTLS.h",
-        "bool torch_function_mode_enabled();"},
-       found.function_mode_enabled);
-  find({cpu, "_ZN2at15get_num_threadsEv", "ATen/Parallel.h", "int get_num_threads();"}, found.get_num_threads);
-  if (api.next_sequence_number != nullptr) {
-    find({cpu, "_ZN2at15sequence_number4peekEv", "ATen/SequenceNumber.h", "uint64_t peek();"},
-         found.next_sequence_number);
-  }
-  if (api.functorch_number >= 0) {
-    found.functorch = included_key(static_cast<std::uint16_t>(api.functorch_number));
-    found.functionalize = included_key(static_cast<std::uint16_t>(api.functionalize_number));
-    found.pre_dispatch = included_key(static_cast<std::uint16_t>(api.pre_dispatch_number));
-    const std::uint64_t bits[] = {found.functorch.included_bit(), found.functionalize.included_bit(),
-                                  found.pre_dispatch.included_bit()};
-    if (std::ranges::count(bits, 0U) == 0) found.interceptors = bits[0] | bits[1] | bits[2];
-  }
-  return found;
+  return find({c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb", "c10/core/impl/TorchDispatchModeTLS.h",
+               "static bool any_modes_set(bool skip_infra_modes = false);"},
+              found.any_modes_set) &&
+         find({c10, "_ZN3c108GradMode10is_enabledEv", "c10/core/GradMode.h", "static bool is_enabled();"},
+              found.is_grad_enabled) &&
+         find({c10, "_ZNK3c1010TensorImpl13requires_gradEv", "c10/core/TensorImpl.h", "bool requires_grad() const;"},
+              found.requires_grad) &&
+         find({cpu, "_ZN5torch3jit6tracer15getTracingStateEv", "torch/csrc/jit/frontend/tracer.h",
+               "const std::shared_ptr<TracingState>& getTracingState();"},
+              found.tracing_state) &&
+         find({cpu, "_ZN2at4impl27torch_function_mode_enabledEv", "ATen/PythonTorchFunctionTLS.h",
+               "bool torch_function_mode_enabled();"},
+              found.function_mode_enabled) &&
+         find({cpu, "_ZN2at15get_num_threadsEv", "ATen/Parallel.h", "int get_num_threads();"}, found.get_num_threads) &&
+         find({cpu, "_ZN2at15sequence_number4peekEv", "ATen/SequenceNumber.h", "uint64_t peek();"},
+              found.next_sequence_number);
 }
 
-// Python functions that switch gradients, a dispatch mode and a function mode on and off, and two tensors, without and
-// with requires_grad. If one of them is missing, nothing can be compared.
+// Python functions that switch gradients, a dispatch mode and a function mode on and off, two tensors, without and with
+// requires_grad, and the next sequence number. If one of them is missing, nothing can be compared.
 constexpr const char* switches =
     "import torch\n"
     "from torch.overrides import TorchFunctionMode\n"
@@ -94,17 +105,11 @@ constexpr const char* switches =
     "    with torch.inference_mode(False), torch.no_grad():\n"
     "        tensors = [torch.empty(3, device='cpu'), torch.empty(3, device='cpu').requires_grad_()]\n"
     "    return [torch._C._set_grad_enabled, mode.__enter__, lambda: mode.__exit__(None, None, None),\n"
-    "            function_mode.__enter__, lambda: function_mode.__exit__(None, None, None), *tensors]\n";
+    "            function_mode.__enter__, lambda: function_mode.__exit__(None, None, None), *tensors,\n"
+    "            torch._C._autograd._get_sequence_nr()]\n";
 
 // True if a CPython function succeeded. Takes the new reference that it returned, or null, and releases it.
 bool is_done(PyObject* result) { return static_cast<bool>(Owned(result)); }
-
-bool is_true(PyObject* new_reference, bool when_failed) {
-  const Owned answer(new_reference);
-  const int truth = answer ? PyObject_IsTrue(answer.get()) : -1;
-  if (truth < 0) clear_error();
-  return truth < 0 ? when_failed : truth != 0;
-}
 
 bool agree_with_python(const Functions& found) {
   const Owned list = made_by(switches);
@@ -115,34 +120,17 @@ bool agree_with_python(const Functions& found) {
     const bool follows = is_done(PyObject_CallNoArgs(item(on))) && is_on();
     return is_done(PyObject_CallNoArgs(item(off))) && follows && is_on() == was_on;
   };
-  const bool records = is_true(api.is_grad_enabled(nullptr, nullptr), true);
+  const Functions python;
   bool agree = true;
-  if (found.is_grad_enabled != nullptr) {
-    for (PyObject* wanted : {Py_True, Py_False, records ? Py_True : Py_False}) {
-      agree = is_done(PyObject_CallOneArg(item(0), wanted)) && found.is_grad_enabled() == (wanted == Py_True) && agree;
-    }
+  for (PyObject* wanted : {Py_True, Py_False, python.is_grad_enabled() ? Py_True : Py_False}) {
+    agree = is_done(PyObject_CallOneArg(item(0), wanted)) && found.is_grad_enabled() == (wanted == Py_True) && agree;
   }
-  if (found.any_modes_set != nullptr) {
-    agree = agree && turns(1, 2, [&] { return found.any_modes_set(false); });
-  }
-  if (found.function_mode_enabled != nullptr) agree = agree && turns(3, 4, found.function_mode_enabled);
-  if (found.requires_grad != nullptr && read_method == ReadMethod::layout) {
-    agree = agree && !found.requires_grad(detail::implementation_of(item(5))) &&
-            found.requires_grad(detail::implementation_of(item(6)));
-  }
-  if (found.tracing_state != nullptr) {
-    const Owned state(PyObject_CallNoArgs(api.tracing_state));
-    agree = agree && state && (*found.tracing_state() == nullptr) == (state.get() == Py_None);
-  }
-  if (found.get_num_threads != nullptr) {
-    const Owned threads(PyObject_CallNoArgs(api.get_num_threads));
-    agree = agree && threads && PyLong_AsLong(threads.get()) == found.get_num_threads();
-  }
-  if (found.next_sequence_number != nullptr) {
-    const Owned number(PyObject_CallNoArgs(api.next_sequence_number));
-    agree = agree && number && PyLong_AsUnsignedLongLong(number.get()) == found.next_sequence_number();
-  }
-  return agree;
+  const auto requires_grad = [&](Py_ssize_t i) { return found.requires_grad(detail::implementation_of(item(i))); };
+  return agree && turns(1, 2, [&] { return found.any_modes_set(false); }) && turns(3, 4, found.function_mode_enabled) &&
+         (read_method != ReadMethod::layout || (!requires_grad(5) && requires_grad(6))) &&
+         (*found.tracing_state() == nullptr) == (*python.tracing_state() == nullptr) &&
+         found.get_num_threads() == python.get_num_threads() &&
+         PyLong_AsUnsignedLongLong(item(7)) == found.next_sequence_number();
 }
 
 bool level_is_known() {
@@ -175,24 +163,21 @@ bool in_forward_ad() {
   return value != -1;
 }
 
-bool is_included(const KeyFlag& flag, PyObject* key) {
-  return flag.is_known() ? flag.is_on() : is_true(PyObject_CallOneArg(api.is_key_included, key), true);
+bool is_included(std::uint64_t bits, PyObject* key) {
+  return bits != 0 ? includes_any(bits) : is_true(PyObject_CallOneArg(api.is_key_included, key), true);
 }
 
 // True if torch.func is active in this thread.
-bool in_transform() { return is_included(functions.functorch, api.functorch_key); }
-
-// True if functionalization is active in this thread. Under functionalization and torch.func, newly requested memory
-// may come in a wrapper.
-bool in_functionalization() { return is_included(functions.functionalize, api.functionalize_key); }
+bool in_transform() { return is_included(keys.functorch, api.functorch_key); }
 
 // True if a tracer records operations as they are called, before they are dispatched. It is not a dispatch mode.
-bool is_recorded_as_called() { return is_included(functions.pre_dispatch, api.pre_dispatch_key); }
+bool is_recorded_as_called() { return is_included(keys.pre_dispatch, api.pre_dispatch_key); }
 
-// True if one of these three is active.
+// True if one of these two is active, or functionalization. Under functionalization and torch.func, newly requested
+// memory may come in a wrapper.
 bool a_key_intercepts() {
-  if (functions.interceptors != 0) return includes_any(functions.interceptors);
-  return in_transform() || in_functionalization() || is_recorded_as_called();
+  if (keys.all != 0) return includes_any(keys.all);
+  return in_transform() || is_included(0, api.functionalize_key) || is_recorded_as_called();
 }
 
 }  // namespace
@@ -200,23 +185,25 @@ bool a_key_intercepts() {
 void bind_modes() {
   if (level_name == nullptr) level_name = interned("_current_level");
   if (level_outside == nullptr) level_outside = checked(PyLong_FromLong(-1));
-  const Functions found = find_functions();
-  if (thread_functions.holds_by([&] { return agree_with_python(found); })) functions = found;
+  Functions found;
+  if (thread_functions.holds_by([&] { return find_functions(found) && agree_with_python(found); })) {
+    functions = found;
+    if (read_method != ReadMethod::layout) functions.requires_grad = nullptr;
+  }
+  const std::uint64_t functionalize = included_bit(api.functionalize_key);
+  keys = {included_bit(api.functorch_key), included_bit(api.pre_dispatch_key)};
+  if (keys.functorch != 0 && keys.pre_dispatch != 0 && functionalize != 0) {
+    keys.all = keys.functorch | keys.pre_dispatch | functionalize;
+  }
   forward_level.holds_by(level_is_known);
   clear_error();
 }
 
 bool is_intercepted() noexcept {
-  const bool modes = functions.any_modes_set != nullptr ? functions.any_modes_set(false)
-                                                        : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
-  if (modes) return true;
-  const bool tracing = functions.tracing_state != nullptr ? *functions.tracing_state() != nullptr
-                                                          : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  return tracing || a_key_intercepts();
+  return functions.any_modes_set(false) || *functions.tracing_state() != nullptr || a_key_intercepts();
 }
 
 bool is_recorded_by_torch() noexcept {
-  if (functions.any_modes_set == nullptr || functions.tracing_state == nullptr) return is_intercepted();
   return *functions.tracing_state() != nullptr || is_recorded_as_called() ||
          (functions.any_modes_set(false) && !functions.any_modes_set(true));
 }
@@ -225,10 +212,7 @@ bool is_traced() noexcept { return in_forward_ad() || is_intercepted(); }
 
 bool is_transformed() noexcept { return in_forward_ad() || in_transform(); }
 
-bool grad_is_enabled() noexcept {
-  return functions.is_grad_enabled != nullptr ? functions.is_grad_enabled()
-                                              : is_true(api.is_grad_enabled(nullptr, nullptr), true);
-}
+bool grad_is_enabled() noexcept { return functions.is_grad_enabled(); }
 
 bool gradients_are_worked_out() noexcept {
   if (api.current_graph_task == nullptr) return false;
@@ -238,9 +222,7 @@ bool gradients_are_worked_out() noexcept {
   return task >= 0;
 }
 
-std::uint64_t next_sequence_number() noexcept {
-  return functions.next_sequence_number == nullptr ? 0 : functions.next_sequence_number();
-}
+std::uint64_t next_sequence_number() noexcept { return functions.next_sequence_number(); }
 
 std::uint64_t sequence_number_of_gradient() noexcept {
   if (api.current_autograd_node == nullptr) return 0;
@@ -255,18 +237,9 @@ std::uint64_t sequence_number_of_gradient() noexcept {
   return value;
 }
 
-unsigned torch_threads() noexcept {
-  if (functions.get_num_threads != nullptr) return static_cast<unsigned>(std::max(1, functions.get_num_threads()));
-  const Owned answer(PyObject_CallNoArgs(api.get_num_threads));
-  const long threads = answer ? PyLong_AsLong(answer.get()) : 1;
-  clear_error();
-  return threads < 1 ? 1U : static_cast<unsigned>(threads);
-}
+unsigned torch_threads() noexcept { return static_cast<unsigned>(std::max(1, functions.get_num_threads())); }
 
-bool function_mode_is_on() noexcept {
-  if (functions.function_mode_enabled != nullptr) return functions.function_mode_enabled();
-  return is_true(PyObject_CallNoArgs(api.is_function_mode_on), false);
-}
+bool function_mode_is_on() noexcept { return functions.function_mode_enabled(); }
 
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {
   const auto is_subclass = [](PyObject* value) {
@@ -298,10 +271,8 @@ bool has_torch_function(PyObject* const* values, Py_ssize_t count) {
 }
 
 bool requires_grad(PyObject* tensor) noexcept {
-  const auto known = functions.requires_grad;
-  const char* implementation =
-      known != nullptr && read_method == ReadMethod::layout ? detail::implementation_of(tensor) : nullptr;
-  if (implementation != nullptr) return known(implementation);
+  const char* implementation = functions.requires_grad == nullptr ? nullptr : detail::implementation_of(tensor);
+  if (implementation != nullptr) return functions.requires_grad(implementation);
   return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
 }
 

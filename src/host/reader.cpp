@@ -134,17 +134,11 @@ std::optional<detail::Layout> find_layout() {
   for (std::ptrdiff_t place = static_cast<std::ptrdiff_t>(sizeof(PyObject));
        !found && place + static_cast<std::ptrdiff_t>(sizeof(void*)) <= object_size;
        place += static_cast<std::ptrdiff_t>(sizeof(void*))) {
-    std::vector<std::array<char, implementation_size>> memory(samples->size());
-    bool readable = true;
-    for (std::size_t i = 0; readable && i < samples->size(); ++i) {
-      const void* implementation = nullptr;
-      std::memcpy(&implementation, reinterpret_cast<const char*>((*samples)[i].tensor.get()) + place,
-                  sizeof implementation);
-      readable = implementation != nullptr && reader.read(implementation, memory[i].data(), implementation_size);
-    }
-    if (!readable) continue;
-    const auto dtype = unique_offset<std::uint16_t>(*samples, memory, [](const Sample& s) { return s.scalar_type; });
-    const auto elements = unique_offset<std::int64_t>(*samples, memory, [](const Sample& s) { return s.elements; });
+    const auto memory = read_each<implementation_size>(
+        reader, samples->size(), [&](std::size_t i) { return load<const void*>((*samples)[i].tensor.get(), place); });
+    if (!memory) continue;
+    const auto dtype = unique_offset<std::uint16_t>(*samples, *memory, [](const Sample& s) { return s.scalar_type; });
+    const auto elements = unique_offset<std::int64_t>(*samples, *memory, [](const Sample& s) { return s.elements; });
     if (dtype && elements) found = detail::Layout{place, *dtype, *elements};
   }
   return found;

@@ -17,9 +17,11 @@ struct Symbol {
 // Returns the function; null if it is missing or not trusted.
 void* find_symbol(const Symbol& symbol);
 
+// Sets `function` to it; null and false if it is missing or not trusted.
 template <class Function>
-void find(const Symbol& symbol, Function*& function) {
+bool find(const Symbol& symbol, Function*& function) {
   function = reinterpret_cast<Function*>(find_symbol(symbol));
+  return function != nullptr;
 }
 
 // Returns the address that the loader finds now. For a thread-local variable it is that of the calling thread. Does not

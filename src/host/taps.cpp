@@ -111,33 +111,7 @@ bool TappedMethod::check(PyObject* method, int flags) {
 }
 
 void TappedMethod::tap(PyObject* method, MethodStub stub) noexcept {
-  if (definition_ != nullptr) return;
-  definition_ = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;
-  original_ = definition_->ml_meth;
-  store(&definition_->ml_meth, stub.pointer());
-}
-
-void TappedMethod::stop() noexcept {
-  if (definition_ == nullptr) return;
-  store(&definition_->ml_meth, original_);
-  definition_ = nullptr;
-}
-
-void TappedData::tap_reading(FromC<getter> stub) noexcept {
-  if (std::exchange(reading_is_tapped_, true)) return;
-  getter_ = api.data->get;
-  store(&api.data->get, stub.pointer());
-}
-
-void TappedData::tap_assigning(FromC<setter> stub) noexcept {
-  if (std::exchange(assigning_is_tapped_, true)) return;
-  setter_ = api.data->set;
-  store(&api.data->set, stub.pointer());
-}
-
-void TappedData::stop() noexcept {
-  if (std::exchange(reading_is_tapped_, false)) store(&api.data->get, getter_);
-  if (std::exchange(assigning_is_tapped_, false)) store(&api.data->set, setter_);
+  TappedPointer::tap(&reinterpret_cast<PyMethodDescrObject*>(method)->d_method->ml_meth, stub);
 }
 
 bool TappedFunction::check(PyObject* function) {

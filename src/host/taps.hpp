@@ -2,7 +2,9 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
+#include "atomic_store.hpp"
 #include "from_c.hpp"
 #include "host/callables.hpp"
 
@@ -46,41 +48,39 @@ class MethodStub {
   PyCFunction function_;
 };
 
+// The place of a pointer to a C function, where a stub is stored. Every call through the place goes to the stub.
+template <typename Function>
+class TappedPointer {
+ public:
+  template <typename Stub>
+  void tap(Function* place, const Stub& stub) noexcept {
+    if (is_tapped()) return;
+    place_ = place;
+    original_ = *place;
+    store(place, stub.pointer());
+  }
+  void stop() noexcept {
+    if (is_tapped()) store(std::exchange(place_, nullptr), original_);
+  }
+  [[nodiscard]] bool is_tapped() const { return place_ != nullptr; }
+  [[nodiscard]] Function original() const { return original_; }
+
+ private:
+  Function* place_ = nullptr;
+  Function original_ = nullptr;  // kept for calls that are still running
+};
+
 // A C method. Every call of it, bound or not, goes through its definition.
-class TappedMethod {
+class TappedMethod : public TappedPointer<PyCFunction> {
  public:
   // False with an exception set if it has another calling convention.
   static bool check(PyObject* method, int flags);
 
   void tap(PyObject* method, MethodStub stub) noexcept;
-  void stop() noexcept;
-
-  [[nodiscard]] bool is_tapped() const { return definition_ != nullptr; }
-  PyObject* call(PyObject* self, PyObject* argument) const { return original_(self, argument); }
+  PyObject* call(PyObject* self, PyObject* argument) const { return original()(self, argument); }
   PyObject* call(PyObject* self, PyObject* arguments, PyObject* keywords) const {
-    return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(original_))(self, arguments, keywords);
+    return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(original()))(self, arguments, keywords);
   }
-
- private:
-  PyMethodDef* definition_ = nullptr;
-  PyCFunction original_ = nullptr;  // kept for calls that are still running
-};
-
-// Tensor.data. Reading and assigning are tapped separately.
-class TappedData {
- public:
-  void tap_reading(FromC<getter> stub) noexcept;
-  void tap_assigning(FromC<setter> stub) noexcept;
-  void stop() noexcept;
-
-  PyObject* read(PyObject* self, void* closure) const { return getter_(self, closure); }
-  int assign(PyObject* self, PyObject* value, void* closure) const { return setter_(self, value, closure); }
-
- private:
-  getter getter_ = nullptr;
-  setter setter_ = nullptr;
-  bool reading_is_tapped_ = false;
-  bool assigning_is_tapped_ = false;
 };
 
 // A Python function, which keeps its identity. In CPython 3.11 most calls from Python code bypass the slot.

@@ -61,6 +61,10 @@ inline Owned convert_by_torch(PyObject* tensor, Kind to) {
   return Owned(method(tensor, no_arguments, nullptr));
 }
 
+// Returns the places of the functions that read and assign Tensor.data.
+inline getter* reader_of_data() noexcept { return &api.data->get; }
+inline setter* setter_of_data() noexcept { return &api.data->set; }
+
 inline bool set_data(PyObject* tensor, PyObject* data) { return api.set_data(tensor, data, api.data->closure) == 0; }
 
 // Returns the tensor that this one is a view of, or None.

@@ -3,9 +3,6 @@
 
 #include <Python.h>
 
-#include <memory>
-#include <thread>
-
 #include "errors.hpp"
 #include "from_c.hpp"
 
@@ -13,15 +10,13 @@ namespace habana_mp::host {
 
 namespace {
 
-struct Ending {
-  void (*work)();
-  std::thread::id thread = std::this_thread::get_id();
-};
+// The address tells threads apart.
+thread_local char here = 0;
 
 // Python clears the states of other threads after a fork and at exit. Their thread_local objects are then out of reach.
 void end_thread(PyObject* capsule) {
-  const std::unique_ptr<Ending> ending(static_cast<Ending*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))));
-  if (ending && ending->thread == std::this_thread::get_id()) ending->work();
+  if (PyCapsule_GetContext(capsule) != &here) return;
+  reinterpret_cast<void (*)()>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)))();
 }
 
 }  // namespace
@@ -31,10 +26,8 @@ void at_thread_end(const char* name, void (*work)()) {
   if (dictionary == nullptr) return;
   const HeldError held;
   if (PyDict_GetItemString(dictionary, name) == nullptr) {
-    auto ending = std::make_unique<Ending>(Ending{work});
-    const Owned capsule(PyCapsule_New(ending.get(), name, from_c<end_thread>.pointer()));
-    if (capsule) {
-      static_cast<void>(ending.release());  // owned by the capsule
+    const Owned capsule(PyCapsule_New(reinterpret_cast<void*>(work), name, from_c<end_thread>.pointer()));
+    if (capsule && PyCapsule_SetContext(capsule.get(), &here) == 0) {
       PyDict_SetItemString(dictionary, name, capsule.get());
     }
   }

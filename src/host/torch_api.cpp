@@ -26,14 +26,6 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
   return true;
 }
 
-// Returns the number of a member of a torch enumeration; -1 if it has none.
-long number_of(PyObject* member) {
-  const Owned number(PyNumber_Long(member));
-  const long value = number ? PyLong_AsLong(number.get()) : -1;
-  clear_error();
-  return value;
-}
-
 // The releases in which the results of the functions that are found by name were checked.
 constexpr int first_known_minor = 8;
 constexpr int last_known_minor = 13;
@@ -100,68 +92,53 @@ bool bind_torch() {
 
   TorchApi found;
   if (!find_release(torch, found)) return false;
-  const auto type = [](PyObject* owner, const char* name) {
-    return reinterpret_cast<PyTypeObject*>(attribute(owner, name));
-  };
-  found.tensor_base = type(c, "TensorBase");
-  if (found.tensor_base == nullptr) return false;
-  found.parameter = type(nn, "Parameter");
-  if (found.parameter == nullptr) return false;
-  found.dtype = type(torch, "dtype");
-  if (found.dtype == nullptr) return false;
-
-  const struct {
-    const char* name;
-    PyObject** slot;
-  } objects[] = {
-      {"float32", &found.float32},
-      {"bfloat16", &found.bfloat16},
-      {"float16", &found.float16},
-      {"float64", &found.float64},
-      {"complex32", &found.complex32},
-      {"complex64", &found.complex64},
-      {"complex128", &found.complex128},
-      {"get_num_threads", &found.get_num_threads},
-      {"strided", &found.strided},
-      {"jagged", &found.jagged},
-      {"OutOfMemoryError", &found.out_of_memory_error},
-  };
-  for (const auto& object : objects) {
-    *object.slot = attribute(torch, object.name);
-    if (*object.slot == nullptr) return false;
-  }
-  found.bcomplex32 = attribute(torch, "bcomplex32");
-  if (found.bcomplex32 == nullptr) clear_error();
-  found.tracing_state = attribute(c, "_get_tracing_state");
-  if (found.tracing_state == nullptr) return false;
-  found.dispatch_stack_length = attribute(c, "_len_torch_dispatch_stack");
-  if (found.dispatch_stack_length == nullptr) return false;
-  found.from_dlpack = attribute(c, "_from_dlpack");
-  if (found.from_dlpack == nullptr) return false;
-  found.has_torch_function = attribute(c, "_has_torch_function");
-  if (found.has_torch_function == nullptr) return false;
-  found.is_function_mode_on = attribute(c, "_is_torch_function_mode_enabled");
-  if (found.is_function_mode_on == nullptr) return false;
-  found.current_graph_task = attribute(c, "_current_graph_task_id");
-  found.current_autograd_node = attribute(c, "_current_autograd_node");
-  const Owned autograd(attribute(c, "_autograd"));
-  found.next_sequence_number = autograd ? attribute(autograd.get(), "_get_sequence_nr") : nullptr;
-  clear_error();
-  found.inference_mode = attribute(c, "_InferenceMode");
-  found.is_inference_mode = attribute(torch, "is_inference_mode_enabled");
-  if (found.inference_mode == nullptr || found.is_inference_mode == nullptr) return false;
-  found.is_key_included = attribute(c, "_dispatch_tls_is_dispatch_key_included");
   const Owned keys(attribute(c, "DispatchKey"));
-  if (found.is_key_included == nullptr || !keys) return false;
-  found.functorch_key = attribute(keys.get(), "FuncTorchDynamicLayerFrontMode");
-  found.functionalize_key = attribute(keys.get(), "Functionalize");
-  found.pre_dispatch_key = attribute(keys.get(), "PreDispatch");
-  if (found.functorch_key == nullptr || found.functionalize_key == nullptr || found.pre_dispatch_key == nullptr) {
+  if (!keys) return false;
+  const auto find_type = [](PyObject* owner, const char* name, PyTypeObject*& type) {
+    type = reinterpret_cast<PyTypeObject*>(attribute(owner, name));
+    return type != nullptr;
+  };
+  if (!find_type(c, "TensorBase", found.tensor_base) || !find_type(nn, "Parameter", found.parameter) ||
+      !find_type(torch, "Tensor", found.tensor) || !find_type(torch, "dtype", found.dtype)) {
     return false;
   }
-  found.functorch_number = number_of(found.functorch_key);
-  found.functionalize_number = number_of(found.functionalize_key);
-  found.pre_dispatch_number = number_of(found.pre_dispatch_key);
+  const struct {
+    PyObject* owner;
+    const char* name;
+    PyObject** slot;
+    bool may_be_missing = false;
+  } objects[] = {
+      {torch, "float32", &found.float32},
+      {torch, "bfloat16", &found.bfloat16},
+      {torch, "float16", &found.float16},
+      {torch, "float64", &found.float64},
+      {torch, "complex32", &found.complex32},
+      {torch, "bcomplex32", &found.bcomplex32, true},
+      {torch, "complex64", &found.complex64},
+      {torch, "complex128", &found.complex128},
+      {torch, "get_num_threads", &found.get_num_threads},
+      {torch, "strided", &found.strided},
+      {torch, "jagged", &found.jagged},
+      {torch, "OutOfMemoryError", &found.out_of_memory_error},
+      {torch, "is_inference_mode_enabled", &found.is_inference_mode},
+      {c, "_InferenceMode", &found.inference_mode},
+      {c, "_get_tracing_state", &found.tracing_state},
+      {c, "_len_torch_dispatch_stack", &found.dispatch_stack_length},
+      {c, "_from_dlpack", &found.from_dlpack},
+      {c, "_has_torch_function", &found.has_torch_function},
+      {c, "_is_torch_function_mode_enabled", &found.is_function_mode_on},
+      {c, "_current_graph_task_id", &found.current_graph_task, true},
+      {c, "_current_autograd_node", &found.current_autograd_node, true},
+      {c, "_dispatch_tls_is_dispatch_key_included", &found.is_key_included},
+      {keys.get(), "FuncTorchDynamicLayerFrontMode", &found.functorch_key},
+      {keys.get(), "Functionalize", &found.functionalize_key},
+      {keys.get(), "PreDispatch", &found.pre_dispatch_key},
+  };
+  for (const auto& object : objects) {
+    *object.slot = attribute(object.owner, object.name);
+    if (*object.slot == nullptr && !object.may_be_missing) return false;
+    clear_error();
+  }
   found.forward_ad_namespace = immortal(PyModule_GetDict(forward_ad));
 
   PyObject* grad_enabled = attribute(c, "is_grad_enabled");
@@ -186,8 +163,6 @@ bool bind_torch() {
     return false;
   }
   found.set_data = found.data->set;
-  found.tensor = type(torch, "Tensor");
-  if (found.tensor == nullptr) return false;
   // The table of another library is tapped, but not used.
   const bool is_torchs_own = static_cast<bool>(Owned(attribute(c, "_dlpack_exchange_api")));
   drop_error_unless_memory_error();

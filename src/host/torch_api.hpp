@@ -48,19 +48,14 @@ struct TorchApi {
   // that report them.
   PyObject* functorch_key = nullptr;
   PyObject* functionalize_key = nullptr;
-  PyObject* pre_dispatch_key = nullptr;  // for tracers that record operations as they are called
-  long functorch_number = -1;            // the same keys as numbers; -1 if they have none
-  long functionalize_number = -1;
-  long pre_dispatch_number = -1;
+  PyObject* pre_dispatch_key = nullptr;       // for tracers that record operations as they are called
   PyObject* is_key_included = nullptr;        // torch._C._dispatch_tls_is_dispatch_key_included
-  PyObject* is_functional = nullptr;          // torch._is_functional_tensor
   PyObject* tracing_state = nullptr;          // torch._C._get_tracing_state
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
   PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
   PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id; null if it is missing
   PyObject* current_autograd_node = nullptr;  // torch._C._current_autograd_node; null if it is missing
-  PyObject* next_sequence_number = nullptr;   // torch._C._autograd._get_sequence_nr; null if it is missing
   PyObject* inference_mode = nullptr;         // torch._C._InferenceMode
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad

@@ -1,6 +1,5 @@
 #include "host/view.hpp"
 
-#include <array>
 #include <vector>
 
 #include "errors.hpp"
@@ -40,33 +39,19 @@ struct Functions {
                        Handle* made) = nullptr;
   int (*delete_tensor)(Handle) = nullptr;
   PyObject* (*wrap)(Handle) = nullptr;  // THPVariable_Wrap; takes a reference or a value, which are passed alike
-
-  [[nodiscard]] bool are_complete() const {
-    return get_data_ptr != nullptr && get_dim != nullptr && get_sizes != nullptr && get_strides != nullptr &&
-           empty_strided != nullptr && delete_tensor != nullptr && wrap != nullptr;
-  }
 };
 Functions functions;
 
 constexpr std::int32_t cpu = 0;
 
-// Indexed by c10::ScalarType, whose numbers are part of torch's serialization format.
-constexpr std::array<DLDataType, 16> types = {{{kDLUInt, 8, 1},
-                                               {kDLInt, 8, 1},
-                                               {kDLInt, 16, 1},
-                                               {kDLInt, 32, 1},
-                                               {kDLInt, 64, 1},
-                                               {kDLFloat, 16, 1},
-                                               {kDLFloat, 32, 1},
-                                               {kDLFloat, 64, 1},
-                                               {kDLComplex, 32, 1},
-                                               {kDLComplex, 64, 1},
-                                               {kDLComplex, 128, 1},
-                                               {kDLBool, 8, 1},
-                                               {},
-                                               {},
-                                               {},
-                                               {kDLBfloat, 16, 1}}};
+// Returns the type of a tensor's values. Types that are never cast are told apart from the others only.
+DLDataType type_of(PyObject* tensor) noexcept {
+  constexpr std::uint16_t float64 = 7;  // c10::ScalarType
+  const Kind kind = kind_of_tensor(tensor);
+  if (is_floating(kind)) return dlpack_type(kind);
+  if (load<std::uint16_t>(detail::implementation_of(tensor), detail::layout.dtype) == float64) return {kDLFloat, 64, 1};
+  return kind == Kind::wide ? DLDataType{kDLComplex, 64, 1} : DLDataType{kDLInt, 64, 1};
+}
 
 // True for a dense tensor on the CPU. For such a tensor the functions that read sizes, strides and memory throw no C++
 // exception.
@@ -131,14 +116,12 @@ Owned allocate_by_exchange(const DLTensor& like, Kind kind, void*& values) {
 
 bool detail::view_by_functions(PyObject* tensor, DLTensor& view) noexcept {
   if (!is_dense_on_cpu(tensor)) return false;
-  const auto type = load<std::uint16_t>(detail::implementation_of(tensor), detail::layout.dtype);
-  if (type >= types.size() || types[type].bits == 0) return false;
   // The Python object holds an at::Tensor, which consists of the implementation's address.
   const Handle handle = reinterpret_cast<char*>(tensor) + detail::layout.implementation;
   std::int64_t dimensions = 0;
   view = {};
   view.device.device_type = kDLCPU;
-  view.dtype = types[type];
+  view.dtype = type_of(tensor);
   if (functions.get_dim(handle, &dimensions) != 0 || functions.get_sizes(handle, &view.shape) != 0 ||
       functions.get_strides(handle, &view.strides) != 0 || functions.get_data_ptr(handle, &view.data) != 0) {
     return false;
@@ -182,37 +165,38 @@ bool views_are_right() {
 }
 
 template <typename Function>
-void find_for_models(const char* name, const char* declaration, Function*& function) {
-  find({"libtorch_cpu.so", name, "torch/csrc/inductor/aoti_torch/c/shim.h", declaration}, function);
+bool find_for_models(const char* name, const char* declaration, Function*& function) {
+  return find({"libtorch_cpu.so", name, "torch/csrc/inductor/aoti_torch/c/shim.h", declaration}, function);
 }
 
-void find_functions() {
-  find_for_models("aoti_torch_get_data_ptr",
-                  "AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr",
-                  functions.get_data_ptr);
-  find_for_models("aoti_torch_get_dim", "AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);",
-                  functions.get_dim);
-  find_for_models("aoti_torch_get_sizes",
-                  "AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes",
-                  functions.get_sizes);
-  find_for_models("aoti_torch_get_strides",
-                  "AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides",
-                  functions.get_strides);
-  find_for_models("aoti_torch_empty_strided",
-                  "AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr, const int64_t* "
-                  "strides_ptr, int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle* "
-                  "ret_new_tensor",
-                  functions.empty_strided);
-  find_for_models("aoti_torch_delete_tensor_object",
-                  "AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);", functions.delete_tensor);
+bool find_functions() {
   constexpr const char* header = "torch/csrc/autograd/python_variable.h";
-  find({"libtorch_python.so", "_Z16THPVariable_WrapN2at10TensorBaseE", header,
-        "PyObject* THPVariable_Wrap(at::TensorBase var);"},
-       functions.wrap);
-  if (functions.wrap != nullptr) return;
-  find({"libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE", header,
-        "PyObject* THPVariable_Wrap(const at::TensorBase& var);"},
-       functions.wrap);
+  return find_for_models("aoti_torch_get_data_ptr",
+                         "AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr",
+                         functions.get_data_ptr) &&
+         find_for_models("aoti_torch_get_dim",
+                         "AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);",
+                         functions.get_dim) &&
+         find_for_models("aoti_torch_get_sizes",
+                         "AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes",
+                         functions.get_sizes) &&
+         find_for_models("aoti_torch_get_strides",
+                         "AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides",
+                         functions.get_strides) &&
+         find_for_models("aoti_torch_empty_strided",
+                         "AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr, const "
+                         "int64_t* strides_ptr, int32_t dtype, int32_t device_type, int32_t device_index, "
+                         "AtenTensorHandle* ret_new_tensor",
+                         functions.empty_strided) &&
+         find_for_models("aoti_torch_delete_tensor_object",
+                         "AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);",
+                         functions.delete_tensor) &&
+         (find({"libtorch_python.so", "_Z16THPVariable_WrapN2at10TensorBaseE", header,
+                "PyObject* THPVariable_Wrap(at::TensorBase var);"},
+               functions.wrap) ||
+          find({"libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE", header,
+                "PyObject* THPVariable_Wrap(const at::TensorBase& var);"},
+               functions.wrap));
 }
 
 }  // namespace
@@ -226,13 +210,10 @@ void bind_exchange() {
 
 void bind_views() {
   if (api.exchange != nullptr) return;
-  if (compiled_model_functions.is_broken()) {
-    compiled_model_functions.settle(false);
-    return;
-  }
-  find_functions();
-  detail::has_functions = functions.are_complete();
-  detail::has_functions = compiled_model_functions.settle(detail::has_functions && views_are_right());
+  detail::has_functions = compiled_model_functions.holds_by([] {
+    detail::has_functions = find_functions();  // views_are_right uses them
+    return detail::has_functions && views_are_right();
+  });
   clear_error();
 }
 

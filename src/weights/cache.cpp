@@ -11,6 +11,7 @@
 #include "from_c.hpp"
 #include "host/aten.hpp"
 #include "host/free_memory.hpp"
+#include "host/memory_map.hpp"
 #include "host/tensors.hpp"
 #include "host/view.hpp"
 #include "weakrefs.hpp"

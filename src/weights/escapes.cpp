@@ -4,7 +4,6 @@
 #include <array>
 #include <string_view>
 
-#include "atomic_store.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "host/inside.hpp"
@@ -21,7 +20,7 @@ namespace {
 // One tapped method for each of these. The names are those of the rows in `tapped_methods`.
 TappedMethod untyped_storage, data_ptr, const_data_ptr, storage_data_ptr, apply, map, map2, set, resize, resize_as,
     unsafe_chunk, unsafe_split, unsafe_split_with_sizes, lazy_clone, view, numpy;
-host::TappedData data;
+host::TappedPointer<getter> data;
 bool (*lists_apply_here)() = nullptr;
 
 // Returns the storage of a tensor; null if the cache holds nothing of it.
@@ -102,7 +101,7 @@ PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 }
 
 PyObject* data_getter_stub(PyObject* self, void* closure) {
-  Owned alias(data.read(self, closure));
+  Owned alias(data.original()(self, closure));
   if (alias) tensor_is_aliased(self, alias.get());
   return alias.release();
 }
@@ -110,24 +109,17 @@ PyObject* data_getter_stub(PyObject* self, void* closure) {
 // ---- DLPack's C exchange API --------------------------------------------------------------------------------------
 // A table of functions that other libraries call without Python.
 
-DLPackExchangeAPI* exchange = nullptr;  // the table while it is tapped
-DLPackExchangeAPI original_exchange;
+host::TappedPointer<decltype(DLPackExchangeAPI::dltensor_from_py_object_no_sync)> borrow;
+host::TappedPointer<decltype(DLPackExchangeAPI::managed_tensor_from_py_object_no_sync)> share;
 
 int borrow_stub(void* object, DLTensor* out) {
   tensor_escapes(static_cast<PyObject*>(object));
-  return original_exchange.dltensor_from_py_object_no_sync(object, out);
+  return borrow.original()(object, out);
 }
 
 int share_stub(void* object, DLManagedTensorVersioned** out) {
   tensor_is_lent(static_cast<PyObject*>(object));
-  return original_exchange.managed_tensor_from_py_object_no_sync(object, out);
-}
-
-void untap_exchange() {
-  if (exchange == nullptr) return;
-  store(&exchange->dltensor_from_py_object_no_sync, original_exchange.dltensor_from_py_object_no_sync);
-  store(&exchange->managed_tensor_from_py_object_no_sync, original_exchange.managed_tensor_from_py_object_no_sync);
-  exchange = nullptr;
+  return share.original()(object, out);
 }
 
 struct Row {
@@ -178,15 +170,6 @@ void untap_view_and_numpy() noexcept {
   numpy.stop();
 }
 
-static void tap_exchange() {
-  DLPackExchangeAPI* table = host::exchange_table();
-  if (exchange != nullptr || table == nullptr) return;
-  original_exchange = *table;
-  exchange = table;
-  store(&table->dltensor_from_py_object_no_sync, from_c<borrow_stub>.pointer());
-  store(&table->managed_tensor_from_py_object_no_sync, from_c<share_stub>.pointer());
-}
-
 bool tap_escapes(PyObject* methods) {
   const auto method_of = [methods](const Row& row) {
     PyObject* found = PyDict_GetItemString(methods, row.name);
@@ -204,14 +187,18 @@ bool tap_escapes(PyObject* methods) {
   for (const Row& row : tapped_methods) {
     if (PyObject* method = method_of(row)) row.method.tap(method, row.stub);
   }
-  tap_exchange();
-  data.tap_reading(from_c<data_getter_stub>);
+  if (DLPackExchangeAPI* table = host::exchange_table()) {
+    borrow.tap(&table->dltensor_from_py_object_no_sync, from_c<borrow_stub>);
+    share.tap(&table->managed_tensor_from_py_object_no_sync, from_c<share_stub>);
+  }
+  data.tap(host::reader_of_data(), from_c<data_getter_stub>);
   return true;
 }
 
 void untap_escapes() noexcept {
   for (const Row& row : tapped_methods) row.method.stop();
-  untap_exchange();
+  borrow.stop();
+  share.stop();
   data.stop();
 }
 
