@@ -403,7 +403,7 @@ bool numpy_had_memory(const char* storage) noexcept {
 bool is_known_memory(const char* storage) {
   if (is_of_torch(storage)) return true;
   const char* whole = sliced_storage(storage);
-  return whole != nullptr && is_of_private_file(memory_of(whole));
+  return whole != nullptr && is_of_private_file(whole, memory_of(whole));
 }
 
 bool is_memory_of_one_allocator(PyObject* one, PyObject* other) noexcept {

@@ -18,6 +18,7 @@ Assumption mappings_tell{"system.mappings", "/proc/self/maps tells which memory 
 
 const char constant = 0;
 
+const void* answered_storage = nullptr;
 const void* answered_address = nullptr;
 bool last_answer = false;
 
@@ -47,12 +48,13 @@ bool look_up(const void* address) {
 
 }  // namespace
 
-bool is_of_private_file(const void* address) {
-  if (address != answered_address) last_answer = look_up(address);
+bool is_of_private_file(const void* storage, const void* address) {
+  if (storage != answered_storage || address != answered_address) last_answer = look_up(address);
+  answered_storage = storage;
   answered_address = address;
   return last_answer;
 }
 
-void forget_files() noexcept { answered_address = nullptr; }
+void forget_files() noexcept { answered_storage = nullptr; }
 
 }  // namespace habana_mp::host
