@@ -101,7 +101,7 @@ def _lists_of(preset: str) -> dict[str, str]:
 
 def operations_table() -> str:
     """Every operation that has a rule of its own or stands in a shipped list."""
-    lists = [_lists_of("hmp-default"), _lists_of("recommended")]
+    lists = [_lists_of(preset) for preset in ("hmp-default", "recommended", "torch-cpu")]
     named = {*ops.names_with_rules(), *(name for name, row in ops.rows().items() if row.castable is not None)}
     for name in shipped_names():
         resolved = ops.resolve(name)
@@ -116,7 +116,7 @@ def operations_table() -> str:
     head = f"{len(rows)} operations, as torch {torch.__version__.partition('+')[0]} has them.\n\n"
     return head + _table(
         (
-            *("operation", "default lists", "recommended lists", "rule when not listed"),
+            *("operation", "default lists", "recommended lists", "`torch-cpu`", "rule when not listed"),
             *("arguments that may be cast", "why", "where reached"),
         ),
         rows,

@@ -101,8 +101,9 @@ _ACTIVATIONS = (
 )
 
 _LIMITS = (
-    _refuses_large_numbers("clamp", family="clip", o2="float32"),
-    _refuses_large_numbers("clamp_max clamp_min hardshrink hardtanh softshrink threshold", o2="float32"),
+    _promoted("clamp", saturates="all", family="clip", o2="float32"),
+    _promoted("clamp_max clamp_min", saturates="all", o2="float32"),
+    _refuses_large_numbers("hardshrink hardtanh softshrink threshold", o2="float32"),
     _refuses_large_numbers("clamp_ clamp_max_ clamp_min_ clip clip_ hardtanh_ threshold_"),
 )
 
