@@ -40,19 +40,14 @@ Tensors flat(const std::vector<Tensors>& given) {
 // A collective on the group's stream. It holds its tensors until a stream has waited for it.
 class Collective final : public Work {
  public:
-  Collective(int rank, int stream, Tensors reads, Tensors writes, WorkPointer unfinished)
-      : Work(rank),
-        stream_(stream),
-        reads_(std::move(reads)),
-        writes_(std::move(writes)),
-        unfinished_(std::move(unfinished)) {
+  Collective(int rank, int stream, Tensors reads, Tensors writes)
+      : Work(rank), stream_(stream), reads_(std::move(reads)), writes_(std::move(writes)) {
     record(event_, stream);
   }
 
-  bool isCompleted() override { return unfinished_ == nullptr || unfinished_->isCompleted(); }
+  bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds timeout) override {
-    if (unfinished_ != nullptr) unfinished_->wait(timeout);
+  bool wait(std::chrono::milliseconds) override {
     pretended::wait(current_stream(device_of(stream_)), event_);
     reads_.clear();
     return true;
@@ -60,7 +55,6 @@ class Collective final : public Work {
   void synchronize() override { wait(c10d::kUnsetTimeout); }
   Tensors result() override { return writes_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    if (unfinished_ != nullptr) unfinished_->wait(c10d::kUnsetTimeout);
     const c10::StreamGuard guard(as_stream(stream_));
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                            std::vector<c10::Device>{as_device(device_of(stream_))});
@@ -71,7 +65,6 @@ class Collective final : public Work {
  private:
   int stream_;
   Tensors reads_, writes_;
-  WorkPointer unfinished_;
   Event event_;
 };
 
@@ -94,15 +87,6 @@ class Group final : public c10d::Backend {
     return run(
         tensors, tensors, [&] { return gloo_->allreduce(kept(hosted(tensors)), summed); }, is_mean(summed.reduceOp));
   }
-  WorkPointer allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-    auto summed = options;
-    return run(
-        tensors, tensors, [&] { return gloo_->allreduce_coalesced(kept(hosted(tensors)), summed); },
-        is_mean(summed.reduceOp));
-  }
-  WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-    return run(tensors, tensors, [&] { return gloo_->reduce(kept(hosted(tensors)), options); });
-  }
   WorkPointer allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                         const c10d::AllgatherOptions& options) override {
     return run(inputs, flat(outputs),
@@ -118,21 +102,9 @@ class Group final : public c10d::Backend {
       return gloo_->allgather_into_tensor_coalesced(kept(hosted(outputs)), kept(hosted(inputs)), options);
     });
   }
-  WorkPointer gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
-    return run(inputs, flat(outputs),
-               [&] { return gloo_->gather(kept(hosted(outputs)), kept(hosted(inputs)), options); });
-  }
   WorkPointer scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     return run(flat(inputs), outputs,
                [&] { return gloo_->scatter(kept(hosted(outputs)), kept(hosted(inputs)), options); });
-  }
-  WorkPointer reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                             const c10d::ReduceScatterOptions& options) override {
-    auto summed = options;
-    return run(
-        flat(inputs), outputs,
-        [&] { return gloo_->reduce_scatter(kept(hosted(outputs)), kept(hosted(inputs)), summed); },
-        is_mean(summed.reduceOp));
   }
   WorkPointer _reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override {
     auto summed = options;
@@ -140,30 +112,6 @@ class Group final : public c10d::Backend {
         {input}, {output},
         [&] { return gloo_->_reduce_scatter_base(kept(host_alias(output)), kept(host_alias(input)), summed); },
         is_mean(summed.reduceOp));
-  }
-  WorkPointer reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                              const c10d::ReduceScatterOptions& options) override {
-    auto summed = options;
-    return run(
-        inputs, outputs,
-        [&] { return gloo_->reduce_scatter_tensor_coalesced(kept(hosted(outputs)), kept(hosted(inputs)), summed); },
-        is_mean(summed.reduceOp));
-  }
-  WorkPointer alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes,
-                            std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
-    return run({input}, {output}, [&] {
-      return gloo_->alltoall_base(kept(host_alias(output)), kept(host_alias(input)), output_sizes, input_sizes,
-                                  options);
-    });
-  }
-  WorkPointer alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
-    return run(inputs, outputs, [&] { return gloo_->alltoall(kept(hosted(outputs)), kept(hosted(inputs)), options); });
-  }
-  WorkPointer send(Tensors& tensors, int to, int tag) override {
-    return start(tensors, {}, [&] { return gloo_->send(kept(hosted(tensors)), to, tag); });
-  }
-  WorkPointer recv(Tensors& tensors, int from, int tag) override {
-    return start({}, tensors, [&] { return gloo_->recv(kept(hosted(tensors)), from, tag); });
   }
   WorkPointer barrier(const c10d::BarrierOptions& options) override { return gloo_->barrier(options); }
 
@@ -181,29 +129,20 @@ class Group final : public c10d::Backend {
     return true;
   }
 
-  int begin(const Tensors& reads, const Tensors& writes) const {
+  template <class Start>
+  WorkPointer run(const Tensors& reads, const Tensors& writes, Start work, bool divides = false) {
     const int device = (writes.empty() ? reads : writes).at(0).device().index();
     const int stream = streams_.at(static_cast<size_t>(device));
     wait_for_stream(stream, current_stream(device));
-    const c10::StreamGuard guard(as_stream(stream));
-    for (const auto& one : reads) use(one, false);
-    for (const auto& one : writes) use(one, true);
-    return stream;
-  }
-
-  template <class Start>
-  WorkPointer start(const Tensors& reads, const Tensors& writes, Start work) {
-    const int stream = begin(reads, writes);
-    return c10::make_intrusive<Collective>(rank_, stream, reads, writes, work());
-  }
-
-  template <class Start>
-  WorkPointer run(const Tensors& reads, const Tensors& writes, Start work, bool divides = false) {
-    const int stream = begin(reads, writes);
+    {
+      const c10::StreamGuard guard(as_stream(stream));
+      for (const auto& one : reads) use(one, false);
+      for (const auto& one : writes) use(one, true);
+    }
     work()->wait();
     if (divides)
       for (const auto& one : writes) host_alias(one).div_(size_);
-    return c10::make_intrusive<Collective>(rank_, stream, reads, writes, nullptr);
+    return c10::make_intrusive<Collective>(rank_, stream, reads, writes);
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;

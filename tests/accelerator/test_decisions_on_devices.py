@@ -1,10 +1,12 @@
-"""Lists decide alike on every device: benchmarks/device.py compares devices, here the pretended one and meta."""
+"""Lists decide alike on every device: benchmarks/device.py compares devices, here the pretended one and meta, and finds
+what is wrong."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +34,6 @@ def test_the_table_of_the_device_has_nothing_wrong() -> None:
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     specification = importlib.util.spec_from_file_location("device_table", SCRIPT)
-    assert specification is not None
     assert specification.loader is not None
     module = sys.modules["device_table"] = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -81,3 +82,61 @@ def test_the_log_is_the_same(folder: str) -> None:
     lines = [logged(step(torch.ones(4, 4, device=one)), Path(folder) / one) for one in ("cpu", "pretended")]
     assert len(lines[0]) > 4
     assert lines[0] == lines[1]
+
+
+# ---- what the table calls wrong --------------------------------------------------------------------------------------
+
+
+def test_a_result_that_is_off_is_wrong(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, errors = script.on, iter([0.0, 0.0, 1.0, 0.0])  # in float32 on both, then with casts on the device
+
+    def off(device: torch.device, call: object) -> object:
+        found, decisions = right(device, call)
+        error = next(errors)
+        return [one + error for one in found], decisions
+
+    table = script.Table()
+    monkeypatch.setattr(script, "calls", lambda: [script.Call("mm", torch.mm, (script.normal(4, 4),) * 2)])
+    script.compare_calls(table, torch.device("cpu"), torch.bfloat16, {})
+    assert (len(table.rows), table.wrong) == (1, 0)
+    monkeypatch.setattr(script, "on", off)
+    script.compare_calls(table, torch.device("cpu"), torch.bfloat16, {})
+    assert (len(table.rows), table.wrong) == (2, 1)
+
+
+def test_another_decision_than_on_the_cpu_is_wrong(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, lowered = script.on, iter([True, True, True, False])
+
+    def differs(device: torch.device, call: object) -> object:
+        with nullcontext() if next(lowered) else hmp.disable_casts():
+            return right(device, call)
+
+    monkeypatch.setattr(script, "calls", lambda: [script.Call("mm", torch.mm, (script.normal(4, 4),) * 2)])
+    monkeypatch.setattr(script, "on", differs)
+    table = script.Table()
+    script.compare_calls(table, torch.device("cpu"), torch.bfloat16, {})
+    assert table.wrong == 1
+
+
+ONE_PART_FAILS = f"""
+import sys
+
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import device
+
+def fails(*_):
+    raise RuntimeError("no kernel image is available")
+
+device.compare_regions = fails
+device.compare_calls = lambda table, *_: table.add("calls", "mm", "", "", "ok")
+sys.argv = ["device.py", "--device", "cpu", "--only", "calls,regions"]
+sys.exit(device.main())
+"""
+
+
+def test_an_error_in_one_part_is_a_row_and_the_others_run() -> None:
+    done = python("-c", ONE_PART_FAILS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "RuntimeError: no kernel image is available | WRONG" in done.stdout
+    assert "| calls | mm |" in done.stdout
+    assert "two streams at once" in done.stdout

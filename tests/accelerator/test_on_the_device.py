@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -178,20 +177,6 @@ def test_regions_and_places_without_casts() -> None:
 
 
 @on_the_device
-def test_rules_keep_and_own_functions() -> None:
-    model, x = network(), batches()[0]
-    with converted(preset="recommended", results="as computed", rules={"* @ head": "fp32"}):
-        assert model(x).dtype == torch.float32
-    with converted(preset="recommended", results="as computed"):
-        assert model(x).dtype == torch.bfloat16
-        hmp.keep(model.head)
-        assert model(x).dtype == torch.float32
-    with converted():
-        exact = hmp.op_wrap(lambda a: (a @ a.T).exp(), to="fp32")
-        assert exact(x.bfloat16()).dtype == torch.float32
-
-
-@on_the_device
 def test_state_stays_in_float32() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(DEVICE)
     average = torch.zeros(4, device=DEVICE)
@@ -270,7 +255,6 @@ def test_a_number_on_the_device_is_brought_into_range_there(lower: torch.dtype) 
     graph.replay()
     for one in (found, captured):
         assert torch.equal(one.detach().cpu().nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9))
-    assert numbers.grad is not None
     assert numbers.grad.cpu().tolist() == [0, 0, 1, 0, 0, 0]
 
 
@@ -319,18 +303,6 @@ def test_a_diagnosis_names_the_line() -> None:
         diagnosis = hmp.diagnose(lambda: F.mse_loss(model(t).float(), y))
     assert [one.line for one in diagnosis.findings] == [Waves.forward.__code__.co_firstlineno + 1]
     assert all(torch.equal(one.cpu(), state[name].cpu()) for name, one in model.state_dict().items())
-
-
-@on_the_device
-def test_explain_and_the_page(folder: str) -> None:
-    model, x = network(), batches()[0]
-    with converted(report="lines"):
-        model(x)
-        report = hmp.report(show=False)
-        assert "bf16" in str(hmp.explain("linear", "Network.head"))
-    report.to_json(Path(folder) / "report.json")
-    report.to_html(Path(folder) / "report.html")
-    assert json.loads((Path(folder) / "report.json").read_text())["rows"]
 
 
 @pytest.mark.parametrize("wrapped", ["DDP", "FSDP2"])

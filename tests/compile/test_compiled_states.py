@@ -201,35 +201,6 @@ def test_a_graph_compiled_before_convert_obeys_and_stops_obeying(backend: str) -
         assert compiled(X, Y).dtype is FP32
 
 
-def test_disable_casts_works_around_and_inside_of_a_compiled_function() -> None:
-    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with hmp.disable_casts():
-            first = torch.mm(x, y)
-        return first, torch.mm(x, y)
-
-    hmp.convert()
-    compiled = torch.compile(product_only, backend="aot_eager")
-    assert compiled(X, Y).dtype is BF16
-    with hmp.disable_casts():
-        assert compiled(X, Y).dtype is FP32
-    assert compiled(X, Y).dtype is BF16
-    assert [one.dtype for one in torch.compile(inside, backend="aot_eager")(X, Y)] == [FP32, BF16]
-
-
-def test_autocast_disabled_is_obeyed_in_a_compiled_function() -> None:
-    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast("cpu", enabled=False):
-            first = torch.mm(x, y)
-        return first, torch.mm(x, y)
-
-    hmp.convert()
-    assert [one.dtype for one in torch.compile(inside, backend="aot_eager")(X, Y)] == [FP32, BF16]
-    compiled = torch.compile(product_only, backend="aot_eager")
-    with torch.autocast("cpu", enabled=False):
-        assert compiled(X, Y).dtype is FP32
-    assert compiled(X, Y).dtype is BF16
-
-
 OFF: dict[str, Callable[[], Any]] = {
     "disable_casts": hmp.disable_casts,
     "torch.autocast": lambda: torch.autocast("cpu", enabled=False),

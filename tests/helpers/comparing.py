@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from habana_mp import hmp
+
 
 def seeded(call: Callable[[], Any]) -> Any:
     """Returns the result of ``call``, made with the same random numbers each time."""
@@ -33,6 +35,13 @@ def assert_same(result: Any, expected: Any, *, close: bool = False, nans: bool =
             assert torch.equal(one.nan_to_num(), other.nan_to_num())
         else:
             assert torch.equal(one, other)
+
+
+def assert_unchanged(call: Callable[[], Any], *, close: bool = False, **options: Any) -> None:
+    """Asserts that a call gives the same under `convert` with these options as in plain torch."""
+    expected = seeded(call)
+    hmp.convert(**options)
+    assert_same(seeded(call), expected, close=close)
 
 
 def assert_close(result: Any, expected: Any) -> None:

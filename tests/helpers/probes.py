@@ -1,4 +1,4 @@
-"""Probes of the current state."""
+"""Probes of the current state, and the values that many tests compute with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import torch
 
 from habana_mp import hmp
 
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+#: No test writes into these.
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+#: The rows of M in another order, as an index and as one of each element.
+INDEX = torch.tensor([3, 1, 0, 2])
+SQUARE = INDEX[None].expand(4, 4)
 
 
 def dtype_of_product() -> torch.dtype:

@@ -22,6 +22,13 @@ MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
+#: Of tests whose results are those of casts by hand, to the bit, whatever torch warns of.
+as_by_hand_marks = [
+    pytest.mark.usefixtures("one_thread", "alike"),
+    pytest.mark.filterwarnings(
+        "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
+    ),
+]
 X = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(1))
 Use = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 every_mode = pytest.mark.parametrize("mode", MODES)

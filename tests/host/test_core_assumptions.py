@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ import torch
 from habana_mp import _core, hmp
 from habana_mp.common import ledger
 from helpers.processes import printed_by_each, run_script
-
-SOURCES = Path(__file__).parents[2] / "src"
+from helpers.sources import lines_with
 
 #: Those of the core, and what else goes where they are broken, since it stands on them.
 CORE: dict[str, set[str]] = {
@@ -189,18 +187,12 @@ def test_torchs_headers_declare_what_is_found_by_name() -> None:
 #: What shows in C++ that a file knows something private: mangled names, what CPython's objects consist of, private
 #: names of torch in strings, libraries that are searched, the system's files.
 PRIVATE = re.compile(
-    r'"_Z|"/proc|"torch\._|"_(parse_|worker|cdata|current_level)'
+    r'"_Z|host::api\b|\b_ZN?K?[\dS]|"/proc|"torch\._|"_(parse_|worker|cdata|current_level)'
     r"|\b(dlsym|dlopen|m_ml|d_method|d_getset|d_wrapped|d_base|tp_as_mapping|tp_vectorcall_offset|tp_dict|tp_mro)\b"
     r"|\b(func_dict|func_version|co_filename|tb_lasti|process_vm_readv)\b|->vectorcall\b"
 )
 
 
 def test_private_names_in_the_core_stand_in_the_host_only() -> None:
-    found = [
-        f"{path.relative_to(SOURCES)}:{number}: {line.strip()}"
-        for path in sorted(SOURCES.rglob("*.?pp"))
-        if path.parent.name != "host"
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if PRIVATE.search(line)
-    ]
-    assert not found, "move what needs these into src/host, with an entry in the ledger:\n" + "\n".join(found)
+    found = {path: lines for path, lines in lines_with(PRIVATE).items() if not path.startswith("host/")}
+    assert not found, "move what needs these into src/host, with an entry in the ledger"

@@ -1,4 +1,4 @@
-"""The ledger: `holds` runs a check once, `require` each time, and both store the result. The list of patches."""
+"""The ledger: `holds` runs a check once, `require` each time, and both store the result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 from habana_mp.common import ledger
 from habana_mp.common.ledger import Assumption, UnmetError, holds, require
-from habana_mp.patches.all import Patches
-from habana_mp.patches.tools.patch import Patch, Settings
 
 
 @pytest.fixture(autouse=True)
@@ -71,46 +69,3 @@ def test_a_name_stands_for_one_assumption() -> None:
     an_assumption()
     with pytest.raises(ValueError, match="declared twice"):
         an_assumption()
-
-
-# ---- the list of patches ---------------------------------------------------------------------------------------------
-
-
-class Noted(Patch):
-    """A patch that notes what is done to it, and fails where it shall."""
-
-    def __init__(self, name: str, notes: list[str], failing: list[str]) -> None:
-        self.name, self.notes, self.failing = name, notes, failing
-
-    def install(self, settings: Settings) -> None:
-        self.notes.append(f"+{self.name}")
-        if self.name in self.failing:
-            raise KeyboardInterrupt
-
-    def uninstall(self) -> None:
-        self.notes.append(f"-{self.name}")
-
-
-def test_patches_go_out_in_the_order_opposite_to_that_in_which_they_came_in() -> None:
-    notes: list[str] = []
-    patches = Patches([Noted(name, notes, []) for name in "abc"])
-    patches.install(Settings())
-    patches.uninstall()
-    patches.uninstall()
-    assert notes == ["+a", "+b", "+c", "-c", "-b", "-a"]
-
-
-def test_a_patch_that_fails_takes_those_before_it_out_and_leaves_what_was_in() -> None:
-    notes: list[str] = []
-    failing = ["b"]
-    patches = Patches([Noted(name, notes, failing) for name in "abc"])
-    with pytest.raises(KeyboardInterrupt):
-        patches.install(Settings())
-    assert notes == ["+a", "+b", "-b", "-a"]
-    failing.clear()
-    patches.install(Settings())
-    notes.clear()
-    failing.append("b")
-    with pytest.raises(KeyboardInterrupt):
-        patches.install(Settings())
-    assert notes == ["+a", "+b"], "all were in before"

@@ -18,7 +18,6 @@ from helpers.arrays import (
     BITS,
     CASTS,
     DTYPES,
-    FACES,
     PATHS,
     assert_same_bits,
     every_cast,
@@ -145,15 +144,6 @@ def test_the_number_of_threads_changes_nothing(path: str, source: str, target: s
     for length in ((1 << 14) + 1, (1 << 15) - 1, 1 << 15, bits.size):
         ours = our_bits(bits[:length], source, target, path, threads=threads)
         assert_same_bits(ours, expected[:length], target, bits)
-
-
-@every_cast
-def test_arrays_beyond_the_caches_are_cast(source: str, target: str) -> None:
-    # The pattern's length shares no factor with a power of two: no two pieces of the array are alike.
-    pattern = np.random.default_rng(6).integers(0, 1 << 32, 1_000_003, np.uint32).astype(BITS[source])
-    expected = np.resize(torch_bits(pattern, source, target), (1 << 24) + 13)
-    array = np.resize(pattern, (1 << 24) + 13).view(DTYPES[source])
-    assert_same_bits(FACES[target](array, threads=2).view(BITS[target]), expected, target)
 
 
 def test_several_threads_may_cast_at_once() -> None:

@@ -12,7 +12,7 @@ import torchmetrics
 from torch import nn
 
 from habana_mp import hmp
-from helpers.comparing import assert_same
+from helpers.comparing import assert_same, assert_unchanged
 from helpers.each import each
 
 BF16 = torch.bfloat16
@@ -44,15 +44,6 @@ METRICS: dict[str, tuple[Any, torch.Tensor, torch.Tensor]] = {
     "AUROC": (lambda: torchmetrics.AUROC(task="binary"), SCORES, LABELS),
     "one of one's own": (Own, PREDICTIONS, TARGETS),
 }
-FUNCTIONS: dict[str, tuple[Any, torch.Tensor, torch.Tensor]] = {
-    "r2_score": (torchmetrics.functional.r2_score, PREDICTIONS, TARGETS),
-    "auroc": (lambda *given: torchmetrics.functional.auroc(*given, task="binary"), SCORES, LABELS),
-    "cosine_similarity": (
-        lambda one, other: torchmetrics.functional.cosine_similarity(one[:, None], other[:, None]),
-        PREDICTIONS,
-        TARGETS,
-    ),
-}
 
 
 def measured(metric: Any, given: torch.Tensor, wanted: torch.Tensor) -> list[torch.Tensor]:
@@ -66,18 +57,7 @@ def measured(metric: Any, given: torch.Tensor, wanted: torch.Tensor) -> list[tor
 @each("name", METRICS)
 def test_a_metric_is_that_of_plain_torch(name: str, within: Any) -> None:
     make, given, wanted = METRICS[name]
-    expected = measured(make(), given, wanted)
-    hmp.convert(within=within)
-    assert_same(measured(make(), given, wanted), expected)
-
-
-@each("within", WITHINS)
-@each("name", FUNCTIONS)
-def test_a_metric_as_a_function_is_that_of_plain_torch(name: str, within: Any) -> None:
-    function, given, wanted = FUNCTIONS[name]
-    expected = function(given, wanted)
-    hmp.convert(within=within)
-    assert_same(function(given, wanted), expected)
+    assert_unchanged(lambda: measured(make(), given, wanted), within=within)
 
 
 @each("within", WITHINS)

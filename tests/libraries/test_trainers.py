@@ -126,21 +126,6 @@ def test_lightning_trains_as_the_loop_by_hand(kind: type[Lit], tmp_path: Path) -
     assert_learned(module.model)
 
 
-@pytest.mark.parametrize(
-    ("options", "by_hand"),
-    [
-        ({"accumulate_grad_batches": 2}, {"accumulate": 2}),
-        ({"gradient_clip_val": LIMIT}, {"clip": True}),
-    ],
-    ids=["accumulating", "clipping"],
-)
-def test_lightning_trains_so_with_its_options(options: dict[str, Any], by_hand: dict[str, Any], tmp_path: Path) -> None:
-    hmp.convert()
-    module = Lit()
-    trainer(tmp_path, **options).fit(module, loader(STEPS * by_hand.get("accumulate", 1)))
-    assert_same_weights(module.model, train_by_hand(**by_hand))
-
-
 def test_a_callback_of_lightning_converts_for_the_fit_alone(tmp_path: Path) -> None:
     module = Lit()
     trainer(tmp_path, callbacks=[Converting()]).fit(module, loader())
@@ -199,11 +184,3 @@ def test_accelerate_trains_as_the_loop_by_hand(options: dict[str, Any], casts_of
     model = accelerate(**options, casts_off=casts_off)
     assert_same_weights(model, train_by_hand(**options))
     assert_learned(model, STEPS * options.get("accumulate", 1))
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_accelerate_in_bf16_trains_float32_weights_too() -> None:
-    hmp.convert()
-    model = accelerate(mixed_precision="bf16")
-    assert {one.dtype for one in model.parameters()} == {FP32}
-    assert_learned(model)

@@ -85,16 +85,6 @@ def test_any_order_of_shapes_and_layouts(shapes: list[tuple[int, int, bool]]) ->
             assert result.stride() == wanted.stride()
 
 
-def test_negated_views_are_read_right(converted: Converter) -> None:
-    x = torch.view_as_complex(batch(0, 4, 32, 2)).conj().imag
-    assert x.is_neg()
-    expected = by_hand(x)
-    converted(bf16=["matmul"])
-    with torch.no_grad():
-        for _ in range(4):
-            assert torch.equal(x @ W, expected)
-
-
 def test_what_a_graph_holds_is_not_used_again(converted: Converter) -> None:
     converted(bf16=["matmul"])
     weight = W.clone().requires_grad_()

@@ -11,10 +11,7 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.each import each
-from helpers.probes import dtype_of_product
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-X = torch.linspace(-1, 1, 64).reshape(8, 8)
+from helpers.probes import BF16, FP16, FP32, X, dtype_of_product
 
 # ---- the devices and their lists -----------------------------------------------------------------------------------
 

@@ -13,11 +13,8 @@ import torch.nn.functional as F
 from habana_mp import _core, hmp
 from helpers.each import each
 from helpers.lists import write_list
-from helpers.probes import dtype_of_product
+from helpers.probes import BF16, FP32, X, dtype_of_product
 from helpers.processes import run_script
-
-BF16, FP32 = torch.bfloat16, torch.float32
-X = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 
 def test_own_lists_replace_a_side_of_the_preset(tmp_path: Path) -> None:

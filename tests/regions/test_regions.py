@@ -18,26 +18,10 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from helpers.each import each
 from helpers.lists import Converter, write_list
-from helpers.probes import dtype_of_product
+from helpers.probes import BF16, FP16, FP32, X, dtype_of_product
 from helpers.processes import run_script
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-X = torch.linspace(-1, 1, 64).reshape(8, 8)
-
-
 # ---- one region ----------------------------------------------------------------------------------------------------
-
-
-def test_a_region_casts_inside_and_nothing_outside() -> None:
-    assert dtype_of_product() is FP32
-    with hmp.autocast("cpu"):
-        assert dtype_of_product() is BF16
-    assert dtype_of_product() is FP32
-
-
-def test_the_result_is_that_of_casting_by_hand() -> None:
-    with hmp.autocast("cpu"):
-        assert torch.equal(F.linear(X, X, X[0]), F.linear(X.bfloat16(), X.bfloat16(), X[0].bfloat16()))
 
 
 def test_a_composite_function_obeys_only_where_a_region_names_it() -> None:

@@ -17,11 +17,8 @@ from habana_mp.patches.torch import autocast_regions, stored_values
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.models import small_network
-from helpers.probes import dtype_of_product
+from helpers.probes import BF16, FP16, FP32, X, dtype_of_product
 from helpers.processes import run_script
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-X = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 # ---- torch.autocast beside it --------------------------------------------------------------------------------------
 

@@ -1,14 +1,10 @@
-// The decision about a call from facts that are written down here: compiled without Python and torch.
-//
-// `serve` answers lines of numbers with what `decide` returns, for the property test: see test_decisions.py. Without an
-// argument the program checks what is around `decide`: protected regions, the sources of rules, and repeated calls.
+// The decision about a call from facts that are written down here: compiled without Python and torch. One call for each
+// row of the table, and what is around it: protected regions, the sources of rules, and repeated calls.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <iostream>
-#include <sstream>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "rules/decide.hpp"
 #include "rules/retry.hpp"
@@ -29,11 +25,11 @@ struct Facts {
   bool lower_tensor = false;
   bool sparse_gradient = false;
   bool decided_elsewhere = false;
-  std::optional<Reason> at_place;
+  std::optional<Reason> at_place{};
   bool exact_caller = false;
   bool float32_alone = false;
   bool another_device = false;
-  std::optional<Present> with_dimensions;
+  std::optional<Present> with_dimensions{};
   bool one_tensor = false;
   bool sparse_tensor = false;
   bool number_beyond = false;
@@ -102,6 +98,167 @@ Inputs inputs_of(std::initializer_list<Kind> kinds) {
 }
 
 Rule lowering() { return {.action = Action::precision, .to = Kind::bf16}; }
+
+// What a call asks for in the table: each question may fail or costs much.
+constexpr std::string_view costly = "dpemFwultx";
+
+// Decides, and checks that no costly question is asked twice, and none if nothing has to be cast.
+Plan decided(const Rule& rule, const Inputs& inputs, const Facts& facts) {
+  facts.asked.clear();
+  const Plan plan = decide(rule, inputs, facts);
+  for (const char letter : costly) {
+    const auto times = std::count(facts.asked.begin(), facts.asked.end(), letter);
+    CHECK(times <= (plan.way == Way::as_written ? 0 : 1));
+  }
+  return plan;
+}
+
+bool is(const Plan& plan, Way way, Kind to, Precision precision, Reason reason = Reason::list) {
+  return plan.way == way && plan.to == to && plan.decision.precision == precision && plan.decision.reason == reason;
+}
+
+void check_drafts() {
+  const Inputs one = inputs_of({Kind::f32}), mixed = inputs_of({Kind::bf16, Kind::f32});
+  const auto by_action = [&](Action action, const Facts& facts = {}) {
+    return decided({.action = action}, mixed, facts);
+  };
+  CHECK(is(decided(lowering(), one, {}), Way::with_casts, Kind::bf16, Precision::bf16));
+  CHECK(is(decided({.action = Action::precision, .to = Kind::f16}, one, {}), Way::with_casts, Kind::f16,
+           Precision::fp16));
+  CHECK(is(decided(lowering(), inputs_of({Kind::bf16}), {}), Way::as_written, Kind::bf16, Precision::bf16));
+  CHECK(is(by_action(Action::first_input), Way::with_casts, Kind::bf16, Precision::bf16));
+  CHECK(is(by_action(Action::scalars), Way::with_casts, Kind::bf16, Precision::bf16));
+  CHECK(is(by_action(Action::scalars, {.number_first = true}), Way::leave, Kind::bf16, Precision::bf16));
+  CHECK(is(by_action(Action::none), Way::as_written, Kind::other, Precision::unchanged));
+  CHECK(is(by_action(Action::refused), Way::refuse, Kind::other, Precision::unchanged));
+  CHECK(is(by_action(Action::refused, {.another_device = true}), Way::as_written, Kind::other, Precision::unchanged));
+  CHECK(is(decided({.action = Action::refused}, inputs_of({Kind::other}), {}), Way::as_written, Kind::other,
+           Precision::unchanged, Reason::ineligible));
+
+  Inputs given = mixed;
+  given.target = Kind::f32;
+  CHECK(is(decided({.action = Action::in_place}, given, {}), Way::with_casts, Kind::f32, Precision::fp32));
+  given.target = Kind::other;
+  CHECK(is(decided({.action = Action::in_place}, given, {}), Way::as_written, Kind::other, Precision::unchanged,
+           Reason::ineligible));
+  given.explicit_dtype = true;
+  CHECK(is(decided(lowering(), given, {}), Way::as_written, Kind::other, Precision::unchanged, Reason::explicit_dtype));
+  given.explicit_out = true;
+  CHECK(is(decided(lowering(), given, {}), Way::as_written, Kind::other, Precision::unchanged, Reason::explicit_out));
+  for (const Inputs& left : {inputs_of({}), inputs_of({Kind::other}), inputs_of({Kind::f32, Kind::wide})}) {
+    CHECK(is(decided(lowering(), left, {}), Way::as_written, Kind::other, Precision::unchanged, Reason::ineligible));
+  }
+}
+
+// Rule 2: a tensor without dimensions widens none that has some, and stays what it is if the operation promotes it.
+void check_widest() {
+  const Inputs mixed = inputs_of({Kind::f32, Kind::bf16});
+  Rule widest{.action = Action::widest};
+  CHECK(is(decided(widest, inputs_of({Kind::bf16}), {}), Way::as_written, Kind::bf16, Precision::bf16));
+  CHECK(is(decided(widest, inputs_of({Kind::bf16, Kind::f16}), {}), Way::with_casts, Kind::f32, Precision::fp32));
+  CHECK(is(decided(widest, inputs_of({Kind::bf16}), {.with_dimensions = Present{}}), Way::as_written, Kind::bf16,
+           Precision::bf16));
+  Facts numbers{.with_dimensions = inputs_of({Kind::bf16}).present};
+  Plan plan = decided(widest, mixed, numbers);
+  CHECK(is(plan, Way::with_casts, Kind::bf16, Precision::bf16) && !plan.leaves_numbers);
+  widest.promotes = true;
+  CHECK(is(decided(widest, mixed, numbers), Way::as_written, Kind::bf16, Precision::bf16));
+  numbers.with_dimensions = mixed.present;
+  plan = decided(widest, mixed, numbers);
+  CHECK(is(plan, Way::with_casts, Kind::f32, Precision::fp32) && !plan.leaves_numbers);
+  widest.gives_dimensions = true;
+  numbers.with_dimensions = inputs_of({Kind::bf16}).present;
+  CHECK(is(decided(widest, mixed, numbers), Way::with_casts, Kind::f32, Precision::fp32));
+}
+
+void check_table() {
+  const Rule rule = lowering(), exact{.action = Action::precision, .to = Kind::f32};
+  const Inputs one = inputs_of({Kind::f32}), lower = inputs_of({Kind::bf16}),
+               mixed = inputs_of({Kind::f32, Kind::bf16});
+  const auto lowered = [&](const Facts& facts) { return decided(rule, one, facts); };
+  const auto with = [](Rule of, bool Rule::*trait) {
+    of.*trait = true;
+    return of;
+  };
+
+  // The surroundings of the call.
+  CHECK(is(lowered({.decided_elsewhere = true}), Way::leave_to_outer, Kind::bf16, Precision::bf16));
+  CHECK(is(lowered({.at_place = Reason::worker}), Way::leave, Kind::bf16, Precision::unchanged, Reason::worker));
+  const Facts in_library{.exact_caller = true, .float32_alone = true};
+  CHECK(is(lowered(in_library), Way::unlisted_rule, Kind::bf16, Precision::unchanged, Reason::library));
+  CHECK(is(decided(exact, lower, in_library), Way::with_casts, Kind::f32, Precision::fp32));
+  Rule by_parts = with(rule, &Rule::is_elementwise);
+  by_parts.reason = Reason::parts;
+  CHECK(is(decided(by_parts, one, in_library), Way::with_casts, Kind::bf16, Precision::bf16, Reason::parts));
+  by_parts.reason = Reason::float32_result;
+  CHECK(decided(by_parts, one, in_library).way == Way::unlisted_rule);
+  const Rule elementwise = with(rule, &Rule::is_elementwise);
+  CHECK(is(decided(elementwise, one, {.float32_alone = true}), Way::unlisted_rule, Kind::bf16, Precision::fp32,
+           Reason::arithmetic));
+  CHECK(decided(elementwise, one, {}).way == Way::with_casts);
+  CHECK(decided(with(exact, &Rule::is_elementwise), lower, {.float32_alone = true}).way == Way::with_casts);
+  CHECK(lowered({.float32_alone = true}).way == Way::with_casts);
+  CHECK(is(lowered({.another_device = true}), Way::leave, Kind::bf16, Precision::unchanged, Reason::other_device));
+  for (const Facts& left : {Facts{.decided_elsewhere = true}, {.at_place = Reason::worker}, {.another_device = true}}) {
+    CHECK(left.is_left_alone());
+  }
+  CHECK(!Facts{}.is_left_alone());
+
+  // The inputs and the operation.
+  const Facts single{.one_tensor = true};
+  CHECK(is(decided(with(rule, &Rule::views_one), one, single), Way::leave, Kind::bf16, Precision::unchanged,
+           Reason::view));
+  CHECK(lowered(single).way == Way::with_casts && lowered({.number_first = true}).way == Way::with_casts);
+  CHECK(decided(with(rule, &Rule::views_one), one, {}).way == Way::with_casts);
+  const Facts no_product{.product = Answer::no};
+  CHECK(is(lowered(no_product), Way::leave, Kind::f32, Precision::fp32, Reason::no_product));
+  CHECK(is(decided(rule, mixed, no_product), Way::with_casts, Kind::f32, Precision::fp32, Reason::no_product));
+  const Rule inside = with(rule, &Rule::products_inside);
+  Plan plan = decided(inside, one, {});
+  CHECK(plan.way == Way::with_casts && plan.is_inside && !plan.is_fused && plan.computed_in == Kind::bf16);
+  plan = decided(inside, one, {.fused = Answer::yes, .products_can_be_lowered = false});
+  CHECK(plan.way == Way::with_casts && !plan.is_inside && plan.is_fused);
+  CHECK(decided(inside, one, {.products_can_be_lowered = false}).way == Way::unlisted_rule);
+  plan = decided(with(exact, &Rule::products_inside), lower, {});
+  CHECK(!plan.is_inside && !plan.is_fused && !plan.in_float32);
+  plan = lowered({.products_can_be_lowered = false});
+  CHECK(plan.way == Way::with_casts && !plan.is_inside && !plan.is_fused && !plan.in_float32 && !plan.leaves_numbers);
+  CHECK(lowered({.wrong = Answer::yes}).in_float32);
+  for (const Facts& failing : {Facts{.product = Answer::failed},
+                               {.fused = Answer::failed},
+                               {.wrong = Answer::failed},
+                               {.condition_on_sums = true, .sums = Answer::failed}}) {
+    CHECK(is(lowered(failing), Way::failed, Kind::bf16, Precision::bf16));
+    const bool asks = failing.product == Answer::failed;
+    CHECK(decided(exact, lower, failing).way == (asks ? Way::failed : Way::with_casts));
+  }
+  const Rule half{.action = Action::precision, .to = Kind::f16};
+  CHECK(decided(half, one, {.wrong = Answer::failed}).way == Way::with_casts);
+  const Facts sums{.condition_on_sums = true, .sums = Answer::yes}, no_sums{.condition_on_sums = true};
+  for (const Inputs& any : {one, lower}) {
+    plan = decided(rule, any, sums);
+    CHECK(is(plan, Way::with_casts, Kind::bf16, Precision::fp32, Reason::sums) && plan.computed_in == Kind::f32);
+  }
+  CHECK(is(decided(rule, lower, no_sums), Way::leave, Kind::bf16, Precision::bf16));
+  CHECK(is(lowered(no_sums), Way::with_casts, Kind::bf16, Precision::bf16));
+  CHECK(decided(exact, one, sums).way == Way::as_written && lowered({.sums = Answer::yes}).computed_in == Kind::bf16);
+
+  // Limits of torch, and numbers that are brought into the range.
+  const Facts sparse{.sparse_tensor = true}, beyond{.number_beyond = true};
+  for (const Inputs& any : {one, lower}) {
+    CHECK(decided(with(rule, &Rule::is_product), any, sparse).way == Way::without_lowering);
+  }
+  CHECK(lowered(sparse).way == Way::with_casts && decided(rule, lower, sparse).way == Way::as_written);
+  CHECK(decided(with(rule, &Rule::is_product), lower, {}).way == Way::as_written);
+  CHECK(decided(with(rule, &Rule::is_product), one, {}).way == Way::with_casts);
+  CHECK(decided(with(exact, &Rule::is_product), lower, sparse).way == Way::with_casts);
+  CHECK(lowered({.in_a_transform = true}).way == Way::without_lowering);
+  CHECK(decided(exact, lower, {.in_a_transform = true}).way == Way::with_casts);
+  CHECK(decided(with(rule, &Rule::saturates), lower, beyond).way == Way::with_casts);
+  CHECK(decided(with(rule, &Rule::saturates), lower, {}).way == Way::as_written);
+  CHECK(decided(rule, lower, beyond).way == Way::as_written);
+  CHECK(decided(with(exact, &Rule::saturates), one, beyond).way == Way::as_written);
+}
 
 void check_protected() {
   Rule rule{.action = Action::first_input, .reason = Reason::first_input};
@@ -202,67 +359,14 @@ void check_ladder() {
   CHECK(next(rule, {.step = Try::in_float32, .casts_were_made = false}) == Try::give_up);
 }
 
-// One line of numbers, in the order of test_decisions.py; the plan, and the letters of what was asked.
-void answer(const std::string& line) {
-  std::istringstream in(line);
-  const auto number = [&in] {
-    int value = 0;
-    in >> value;
-    return value;
-  };
-  const auto yes = [&] { return number() != 0; };
-  const auto answer_of = [&] { return static_cast<Answer>(number()); };
-  Rule rule;
-  rule.action = static_cast<Action>(number());
-  rule.to = static_cast<Kind>(number());
-  rule.reason = static_cast<Reason>(number());
-  for (bool Rule::*trait : {&Rule::promotes, &Rule::gives_dimensions, &Rule::saturates, &Rule::views_one,
-                            &Rule::is_elementwise, &Rule::is_product, &Rule::products_inside}) {
-    rule.*trait = yes();
-  }
-  Inputs inputs;
-  Facts facts;
-  Present with_dimensions;
-  for (int count = number(); count > 0; --count) {
-    const auto kind = static_cast<Kind>(number());
-    inputs.present.note(kind);
-    if (yes()) {
-      with_dimensions.note(kind);
-    } else {
-      facts.with_dimensions.emplace();
-    }
-  }
-  if (facts.with_dimensions) facts.with_dimensions = with_dimensions;
-  inputs.target = static_cast<Kind>(number());
-  inputs.explicit_out = yes();
-  inputs.explicit_dtype = yes();
-  for (bool Facts::*fact :
-       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::float32_alone, &Facts::another_device,
-        &Facts::one_tensor, &Facts::sparse_tensor, &Facts::number_beyond, &Facts::number_first,
-        &Facts::condition_on_sums, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
-    facts.*fact = yes();
-  }
-  for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums}) {
-    facts.*fact = answer_of();
-  }
-  if (const int place = number(); place >= 0) facts.at_place = static_cast<Reason>(place);
-  const Plan plan = decide(rule, inputs, facts);
-  std::cout << static_cast<int>(plan.way) << ' ' << static_cast<int>(plan.to) << ' '
-            << static_cast<int>(plan.computed_in) << ' ' << static_cast<int>(plan.decision.precision) << ' '
-            << row_of(plan.decision.reason).word << ' ' << plan.is_fused << ' ' << plan.is_inside << ' '
-            << plan.leaves_numbers << " <" << facts.asked << ">\n"
-            << std::flush;
-}
-
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc > 1 && std::strcmp(argv[1], "serve") == 0) {
-    for (std::string line; std::getline(std::cin, line);) answer(line);
-    return EXIT_SUCCESS;
-  }
+int main() {
   CHECK(!has(Reason::list, casts_off) && !has(Reason::arithmetic, casts_off) && has(Reason::arithmetic, over_unlisted));
   CHECK(has(Reason::library, casts_off) && has(Reason::library, over_unlisted) && !has(Reason::library, in_log));
+  check_drafts();
+  check_widest();
+  check_table();
   check_protected();
   check_rule_sources();
   check_ladder();

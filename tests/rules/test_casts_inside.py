@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch._refs
 import torch.nn.functional as F
-from torch.autograd import forward_ad
 
 from habana_mp import hmp, ops
 from helpers.each import each
@@ -61,24 +60,6 @@ def test_results_and_gradients_are_those_of_casts_by_hand(converted: Converter, 
     assert torch.equal(result, expected)
     for got, want in zip(torch.autograd.grad(result.float().square().sum(), inputs), wanted, strict=True):
         assert torch.equal(got, want)
-
-
-@each("name", CALLS)
-def test_forward_mode_is_that_of_casts_by_hand(converted: Converter, name: str) -> None:
-    call, shapes = CALLS[name]
-    inputs = [leaf(*shape, seed=i) for i, shape in enumerate(shapes)]
-    tangents = [torch.randn(*shape, generator=torch.Generator().manual_seed(9)) for shape in shapes]
-
-    def derivative(cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        with forward_ad.dual_level():
-            duals = map(forward_ad.make_dual, inputs, tangents)
-            return forward_ad.unpack_dual(call(*map(cast, duals))).tangent
-
-    expected = derivative(lambda one: one.bfloat16())
-    converted(bf16=[name])
-    ours = derivative(lambda one: one)
-    assert ours.dtype is expected.dtype
-    assert torch.equal(ours, expected)
 
 
 @pytest.mark.filterwarnings("ignore::habana_mp.hmp.HmpWarning")

@@ -15,11 +15,7 @@ from torch import nn
 from habana_mp import HmpWarning
 from helpers.each import each
 from helpers.lists import Converter
-from helpers.probes import is_cast
-
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
+from helpers.probes import BF16, FP32, M, N, is_cast
 
 
 class Made(nn.Module):

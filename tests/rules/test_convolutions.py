@@ -79,19 +79,6 @@ WRONG_OF_IMAGES: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], 
         {"stride": (5, 10), "padding": (1, 3), "output_padding": (0, 6), "dilation": 3},
     ),
 }
-#: And such for which all are right.
-RIGHT: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
-    "no stride": (F.conv2d, (1, 1), (3, 3), {"padding": 1}),
-    "a stride": (F.conv2d, (2, 2), (3, 3), {"stride": 2, "padding": 1}),
-    "a high image": (F.conv2d, (1, 4), (3, 3), {"stride": (2, 1), "padding": 1}),
-    "as many images as the kernel is deep": (F.conv3d, (3, 4, 4), (3, 3, 3), {"padding": 1}),
-    "images that the kernel surpasses below": (F.conv3d, (3, 2, 4), (3, 3, 3), {"stride": 2, "padding": 1}),
-    "volumes padded by name": (F.conv3d, (3, 3, 3), (3, 3, 3), {"padding": "same"}),
-    "many channels, strided": (F.conv2d, (14, 14), (1, 1), {"stride": 2}),
-    "a result as wide as its stride": (F.conv_transpose1d, (2,), (2,), {"stride": 2}),
-    "padding by name": (F.conv2d, (3, 3), (3, 3), {"padding": "same"}),
-    "a stride that leaves no padding on the right": (F.conv2d, (11, 11), (3, 3), {"stride": 9, "padding": 3}),
-}
 
 
 def fill_memory() -> None:
@@ -169,31 +156,6 @@ def test_a_model_in_bfloat16_is_right_too(name: str) -> None:
     expected = call(x, weight, *args, **options)
     hmp.convert(preset="torch-cpu")
     assert_rounded_once(call(x.bfloat16(), weight.bfloat16(), *args, **options), expected)
-
-
-@each("name", RIGHT)
-def test_any_other_convolution_is_lowered(name: str) -> None:
-    call, sizes, kernel, options = RIGHT[name]
-    expected = gradients(call, sizes, kernel, options)
-    hmp.convert(preset="torch-cpu")
-    got = gradients(call, sizes, kernel, options)
-    assert got[0].dtype is torch.bfloat16
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one.float(), other, rtol=1e-2, atol=2e-2 * other.abs().max().item())
-
-
-@each("name", WRONG)
-def test_without_a_gradient_it_is_lowered_all_the_same(name: str) -> None:
-    call, sizes, kernel, options = WRONG[name]
-    options = dict(options)
-    channels, args = options.pop("channels", 16), options.pop("args", ())
-    hmp.convert(preset="torch-cpu")
-    x, weight = torch.ones(2, channels, *sizes), torch.ones(channels, channels, *kernel)
-    assert call(x, weight, *args, **options).dtype is torch.bfloat16
-    with torch.no_grad():
-        assert call(x, nn.Parameter(weight), *args, **options).dtype is torch.bfloat16
-    if not call.__name__.startswith("conv_transpose"):  # of the images alone it is right
-        assert call(x.requires_grad_(), weight, *args, **options).dtype is torch.bfloat16
 
 
 def test_a_compiled_convolution_is_decided_alike() -> None:

@@ -12,13 +12,7 @@ import torch.nn.functional as F
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.lists import Converter
-
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-_INDEX = torch.tensor([3, 1, 0, 2])
-_SQUARE = _INDEX[None].expand(4, 4)
-
+from helpers.probes import BF16, FP32, INDEX, SQUARE, M, N
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -31,21 +25,10 @@ FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "F.linear": F.linear,
     "F.linear with bias": lambda x, y: F.linear(x, y, y[0]),
     "F.linear by keyword": lambda x, y: torch._C._nn.linear(weight=y, input=x),
-    "torch.mm": torch.mm,
     "torch.mm by keyword": lambda x, y: torch.mm(mat2=y, input=x),
     "@": lambda x, y: x @ y,
-    "torch.matmul": torch.matmul,
-    "torch.bmm": lambda x, y: torch.bmm(x[None], y[None]),
-    "torch.bmm by keyword": lambda x, y: torch.bmm(mat2=y[None], input=x[None]),
-    "torch.mv": lambda x, y: torch.mv(x, y[0]),
-    "torch.addmm": lambda x, y: torch.addmm(x, y, y),
-    "torch.baddbmm": lambda x, y: torch.baddbmm(x[None], y[None], y[None]),
-    "torch.einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
-    "F.conv1d": lambda x, y: F.conv1d(x[None], y[:, :, None]),
     "F.conv2d": lambda x, y: F.conv2d(x[None, None], y[None, None]),
-    "F.conv_transpose2d": lambda x, y: F.conv_transpose2d(x[None, None], y[None, None]),
     "F.layer_norm": lambda x, y: F.layer_norm(x, (4,), y[0], y[1]),
-    "F.rms_norm": lambda x, y: F.rms_norm(x, (4,), y[0]),
     "F.prelu": lambda x, y: F.prelu(x, y[0, :1]),
     "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
     "torch._scaled_dot_product_flash_attention_for_cpu": lambda x, y: (
@@ -55,15 +38,9 @@ FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu by keyword": lambda x, y: _ATTENTION(
         **dict(zip(("value", "key", "query"), _heads(y, y, x), strict=True))
     ),
-    "torch.index_add": lambda x, y: torch.index_add(x, 0, _INDEX, y),
-    "torch.index_copy": lambda x, y: torch.index_copy(x, 0, _INDEX, y),
-    "torch.index_put": lambda x, y: torch.index_put(x, (_INDEX,), y),
-    "torch.scatter": lambda x, y: torch.scatter(x, 0, _SQUARE, y),
-    "torch.scatter_add": lambda x, y: torch.scatter_add(x, 0, _SQUARE, y),
-    "torch.scatter_add by keyword": lambda x, y: torch.scatter_add(src=y, index=_SQUARE, dim=0, input=x),
-    "torch.scatter_reduce": lambda x, y: torch.scatter_reduce(x, 0, _SQUARE, y, "sum"),
-    "torch.masked_scatter": lambda x, y: torch.masked_scatter(x, _SQUARE > 1, y),
-    "torch.slice_scatter": lambda x, y: torch.slice_scatter(x, y[:2], 0, 0, 2),
+    "torch.index_add": lambda x, y: torch.index_add(x, 0, INDEX, y),
+    "torch.scatter_add": lambda x, y: torch.scatter_add(x, 0, SQUARE, y),
+    "torch.scatter_add by keyword": lambda x, y: torch.scatter_add(src=y, index=SQUARE, dim=0, input=x),
     "nn.LSTM": lambda x, y: torch._VF.lstm(
         x[None],
         (y[None, :1, :2].contiguous(), y[None, :1, :2].contiguous()),
@@ -110,7 +87,7 @@ ACCEPTED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "Tensor.type_as": lambda x, y: x.type_as(y),
     "Tensor.to": lambda x, y: x.to(y),
     "torch.searchsorted": lambda x, y: torch.searchsorted(y[0].sort()[0], x.to(y.dtype)),
-    "F.embedding": lambda x, y: F.embedding(_INDEX, x),
+    "F.embedding": lambda x, y: F.embedding(INDEX, x),
 }
 
 

@@ -16,74 +16,37 @@ from habana_mp import hmp, ops
 from helpers.cases import VIEWS
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.probes import BF16, FP16, FP32, INDEX, SQUARE, M, N
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-
-
-_INDEX = torch.tensor([3, 1, 0, 2])
-_SQUARE = _INDEX[None].expand(4, 4)
 IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "add_": lambda x, y: x.add_(y),
-    "sub_": lambda x, y: x.sub_(y),
-    "mul_": lambda x, y: x.mul_(y),
-    "div_": lambda x, y: x.div_(y),
     "pow_": lambda x, y: x.pow_(y),
-    "remainder_": lambda x, y: x.remainder_(y),
-    "atan2_": lambda x, y: x.atan2_(y),
-    "copysign_": lambda x, y: x.copysign_(y),
-    "lerp_": lambda x, y: x.lerp_(y, 0.25),
     "addcmul_": lambda x, y: x.addcmul_(y, y),
-    "addcdiv_": lambda x, y: x.addcdiv_(y, y),
     "addmm_": lambda x, y: x.addmm_(y, y),
-    "addbmm_": lambda x, y: x.addbmm_(y[None], y[None]),
-    "addr_": lambda x, y: x.addr_(y[0], y[1]),
-    "index_add_": lambda x, y: x.index_add_(0, _INDEX, y),
-    "index_copy_": lambda x, y: x.index_copy_(0, _INDEX, y),
-    "index_put_": lambda x, y: x.index_put_((_INDEX,), y),
-    "index_fill_": lambda x, y: x.index_fill_(0, _INDEX[:2], y[0, 0]),
-    "index_reduce_": lambda x, y: x.index_reduce_(0, _INDEX, y, "prod"),
-    "scatter_": lambda x, y: x.scatter_(0, _SQUARE, y),
-    "scatter_add_": lambda x, y: x.scatter_add_(0, _SQUARE, y),
-    "scatter_reduce_": lambda x, y: x.scatter_reduce_(0, _SQUARE, y, "sum"),
-    "masked_scatter_": lambda x, y: x.masked_scatter_(_SQUARE > 1, y),
-    "masked_fill_": lambda x, y: x.masked_fill_(_SQUARE > 1, y[0, 0]),
-    "put_": lambda x, y: x.put_(_INDEX, y[0]),
+    "index_add_": lambda x, y: x.index_add_(0, INDEX, y),
+    "index_put_": lambda x, y: x.index_put_((INDEX,), y),
+    "scatter_": lambda x, y: x.scatter_(0, SQUARE, y),
+    "masked_fill_": lambda x, y: x.masked_fill_(SQUARE > 1, y[0, 0]),
     "fill_": lambda x, y: x.fill_(y[0, 0]),
     "clamp_": lambda x, y: x.clamp_(min=y),
-    "xlogy_": lambda x, y: x.xlogy_(y),
-    "hypot_": lambda x, y: x.hypot_(y),
     "+=": lambda x, y: x.__iadd__(y),
-    "-=": lambda x, y: x.__isub__(y),
     "*=": lambda x, y: x.__imul__(y),
     "/=": lambda x, y: x.__itruediv__(y),
     "**=": lambda x, y: x.__ipow__(y),
-    "//=": lambda x, y: x.__ifloordiv__(y),
-    "%=": lambda x, y: x.__imod__(y),
     "x[1:] =": lambda x, y: x.__setitem__(slice(1, 3), y[:2]),
-    "x[index] =": lambda x, y: x.__setitem__(_INDEX, y),
-    "x[mask] =": lambda x, y: x.__setitem__(_SQUARE > 1, y[:2].flatten()),
+    "x[index] =": lambda x, y: x.__setitem__(INDEX, y),
+    "x[mask] =": lambda x, y: x.__setitem__(SQUARE > 1, y[:2].flatten()),
     "x[...] =": lambda x, y: x.__setitem__(Ellipsis, y),
     "torch.relu_": lambda x, y: torch.relu_(x),
     "F.relu(inplace)": lambda x, y: F.relu(x, inplace=True),
-    "F.leaky_relu(inplace)": lambda x, y: F.leaky_relu(x, inplace=True),
-    "F.silu(inplace)": lambda x, y: F.silu(x, inplace=True),
-    "F.elu(inplace)": lambda x, y: F.elu(x, inplace=True),
     "F.hardtanh(inplace)": lambda x, y: F.hardtanh(x, 0.2, 0.5, inplace=True),
-    "F.relu6(inplace)": lambda x, y: F.relu6(x, inplace=True),
     "F.threshold(inplace)": lambda x, y: F.threshold(x, 0.5, 0.1, inplace=True),
     "F.dropout(inplace)": lambda x, y: F.dropout(x, 0.5, inplace=True),
-    "F.dropout2d(inplace)": lambda x, y: F.dropout2d(x[None], 0.5, inplace=True),
-    "nn.ReLU(inplace)": lambda x, y: nn.ReLU(inplace=True)(x),
     "nn.Dropout(inplace)": lambda x, y: nn.Dropout(0.5, inplace=True)(x),
 }
 LISTED_IN_PLACE = (
-    *("iadd", "isub", "imul", "itruediv", "relu", "leaky_relu", "silu", "elu", "hardtanh", "relu6", "threshold"),
-    *("dropout", "dropout2d", "add", "mul", "sub", "div", "pow", "addmm", "addcmul", "addcdiv", "index_add"),
-    *("index_copy", "index_put", "index_fill", "scatter", "scatter_add", "scatter_reduce", "masked_fill", "lerp"),
-    *("masked_scatter", "add_", "mul_", "relu_", "dropout_", "addbmm", "addr", "__setitem__", "remainder", "atan2"),
-    *("put", "fill_", "xlogy", "hypot"),
+    *("iadd", "imul", "itruediv", "relu", "hardtanh", "threshold", "dropout", "add", "mul", "pow", "addmm", "addcmul"),
+    *("index_add", "index_put", "scatter", "masked_fill", "add_", "mul_", "relu_", "dropout_", "__setitem__", "fill_"),
 )
 
 
@@ -115,9 +78,8 @@ def test_a_gradient_flows_through_an_assignment_of_another_precision(converted: 
     converted(bf16=["mm"])
     w = N.clone().requires_grad_()
     x = torch.zeros(4, 4)
-    x[_INDEX] = torch.mm(M, w)
+    x[INDEX] = torch.mm(M, w)
     x.sum().backward()
-    assert w.grad is not None
     assert w.grad.dtype is FP32
 
 
@@ -157,7 +119,7 @@ def test_what_is_written_into_a_view_in_complex_numbers_reaches_the_tensor(conve
 IN_PLACE_BY_KEYWORD: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "addmv_": lambda x, y: torch.addmv_(mat=y.expand(4, 4), vec=y, input=x),
     "clamp_": lambda x, y: torch.clamp_(min=y, input=x),
-    "index_put_": lambda x, y: torch.index_put_(values=y, input=x, indices=(_INDEX,)),
+    "index_put_": lambda x, y: torch.index_put_(values=y, input=x, indices=(INDEX,)),
     "dropout_": lambda x, y: torch.dropout_(train=False, p=0.5, input=x),
 }
 
@@ -173,20 +135,6 @@ def test_what_is_written_into_is_found_wherever_it_stands(
     assert result is target
     expected = IN_PLACE_BY_KEYWORD[name](torch.zeros(4), torch.ones(4))
     assert torch.equal(target, expected.to(dtypes[0]))
-
-
-def test_a_weight_is_loaded_and_set_through_its_transposed_view() -> None:
-    weight, new = nn.Parameter(torch.randn(4, 3)), torch.randn(3, 4)
-    hmp.convert()
-    with torch.no_grad():
-        weight.t().copy_(new)
-        assert torch.equal(weight, new.T)
-        nn.init.eye_(weight.t())
-        assert torch.equal(weight, torch.eye(4, 3))
-    (torch.ones(2, 3) @ weight.t()).float().sum().backward()
-    assert weight.grad is not None
-    weight.grad.t()[0] += 1
-    assert torch.equal(weight.grad, torch.tensor([[3.0, 2, 2]] * 4))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

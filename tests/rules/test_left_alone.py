@@ -13,12 +13,9 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.probes import INDEX, SQUARE, M, N
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-_INDEX = torch.tensor([3, 1, 0, 2])
-_SQUARE = _INDEX[None].expand(4, 4)
 LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
 
 
@@ -79,11 +76,11 @@ def test_quantized_tensors_are_never_cast(converted: Converter) -> None:
 
 def test_indices_and_masks_beside_a_cast_input_stay_what_they_are(converted: Converter) -> None:
     converted(bf16=["embedding", "masked_fill", "gather", "where", "cross_entropy"])
-    assert F.embedding(_INDEX, M).dtype is BF16
+    assert F.embedding(INDEX, M).dtype is BF16
     assert M.masked_fill(M > 0.5, 0).dtype is BF16
-    assert M.gather(0, _SQUARE).dtype is BF16
+    assert M.gather(0, SQUARE).dtype is BF16
     assert torch.where(M > 0.5, M, N).dtype is BF16
-    assert F.cross_entropy(M, _INDEX).dtype is BF16
+    assert F.cross_entropy(M, INDEX).dtype is BF16
 
 
 @pytest.mark.parametrize("out", [FP32, BF16, FP64], ids=str)

@@ -15,10 +15,7 @@ from helpers.cases import CASES, NO_KERNEL, Case, differing
 from helpers.comparing import assert_same, seeded
 from helpers.each import each
 from helpers.lists import Converter
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-
+from helpers.probes import BF16, FP16, FP32, M
 
 WITHOUT_KERNEL_IN_PYTHON: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "lu": lambda x: torch.lu(x)[0],

@@ -224,7 +224,6 @@ def test_a_checkpoint_converts_what_its_first_run_converted(within: Any, reentra
         made.square().sum().backward()
         plain = x.detach().clone().requires_grad_()
         block(plain).square().sum().backward()
-        assert x.grad is not None
         assert torch.equal(x.grad, plain.grad)  # type: ignore[arg-type]  # it has one
 
 
@@ -242,26 +241,6 @@ def test_numpy_works_after_restore_and_the_report_counts() -> None:
     assert type(report).from_dict(report.to_dict()).results == (1, 48)
     hmp.reset_report()
     assert hmp.report(show=False).results == (0, 0)
-
-
-def test_a_loss_of_the_script_is_that_of_float32_numbers() -> None:
-    torch.manual_seed(0)
-    model, x = Model(lambda w: w / 100), torch.randn(30, 8)
-
-    def losses() -> list[float]:
-        w = model(x)
-        centred = w - w.mean(0)
-        covariance = centred.t() @ centred / len(w) + 1e-4 * torch.eye(4)
-        return [
-            (1 - torch.cos(w)).mean().item(),
-            torch.logdet(covariance).item(),
-            w.sort(0)[0].diff(dim=0).sum().item(),
-        ]
-
-    exact = losses()
-    hmp.convert(preset="recommended")
-    for found, wanted in zip(losses(), exact, strict=True):
-        assert abs(found - wanted) < 0.01 * abs(wanted)
 
 
 def test_options_and_defaults() -> None:

@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.lists import Converter
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-_INDEX = torch.tensor([3, 1, 0, 2])
+from helpers.probes import BF16, FP16, FP32, M, N
 
 
 @pytest.mark.parametrize("keywords", [{"bias": N[0]}, {"bias": N[0], "weight": None}, {"bias": N[0], "weight": N[1]}])
@@ -95,22 +90,6 @@ def test_a_norm_of_a_lower_model_takes_what_the_lists_made_float32(
         assert_same(ours(x), expected)
         assert_same(list(ours.buffers()), list(by_hand.buffers()))
         hmp.restore()
-
-
-def test_an_embedding_renormalises_its_float32_weight_in_place(converted: Converter) -> None:
-    weight = N * 5
-    by_hand = weight.clone()
-    expected = F.embedding(_INDEX, by_hand, max_norm=1.0)
-    bag_by_hand = weight.clone()
-    F.embedding_bag(_INDEX[None], bag_by_hand, max_norm=1.0)
-    converted(bf16=["embedding", "embedding_bag"])
-    ours, bag = weight.clone(), weight.clone()
-    result = F.embedding(_INDEX, ours, max_norm=1.0)
-    F.embedding_bag(_INDEX[None], bag, max_norm=1.0)
-    assert ours.dtype is FP32
-    assert torch.equal(ours, by_hand)
-    assert torch.equal(bag, bag_by_hand)
-    assert torch.equal(result, expected.bfloat16())
 
 
 @each("order", [2, -2, "nuc", "fro", 1, None])

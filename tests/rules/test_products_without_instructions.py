@@ -201,27 +201,6 @@ def test_a_mask_of_compiled_attention_is_taken() -> None:
         torch.testing.assert_close(compiled(q, given), expected, atol=0.02, rtol=0.02)
 
 
-@each("name", ["linear", "bmm", "matmul"])
-def test_batches_of_gradients_are_computed_and_differentiated(name: str) -> None:
-    call, sizes = CALLS[name]
-    values = [torch.randn(one) for one in sizes]
-    batch = torch.randn(3, *call(*values).shape)
-
-    def second(tensors: list[torch.Tensor]) -> torch.Tensor:
-        made = call(*tensors)
-        (first,) = torch.autograd.grad(
-            made, tensors[:1], batch.to(made.dtype), is_grads_batched=True, create_graph=True
-        )
-        (gradient,) = torch.autograd.grad(made.float().square().mean() + first.float().square().mean(), tensors[1])
-        return gradient
-
-    with hmp.disable_casts():
-        wanted = second([one.bfloat16().double().requires_grad_() for one in values])
-    hmp.convert(preset="recommended", within="everywhere")
-    made = second([one.clone().requires_grad_() for one in values])
-    assert (made.double() - wanted).norm() < 0.05 * wanted.norm()
-
-
 def test_what_torch_refuses_is_refused_and_keywords_change_nothing() -> None:
     x, w, b = torch.randn(64, 96).bfloat16(), torch.randn(96, 160).bfloat16(), torch.randn(160).bfloat16()
     for one in (x, w, b):
@@ -269,8 +248,6 @@ def test_a_recurrent_layer_rounds_its_input_and_weights_and_not_its_state(name: 
     assert_near(made.detach(), wanted.detach(), torch.bfloat16)
     assert_near(x.grad, rounded.grad, torch.bfloat16)
     for one, other in zip(layer.parameters(), double.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
         assert_near(one.grad, other.grad, torch.bfloat16)
     with torch.no_grad():
         assert_near(layer(x)[0], wanted.detach(), torch.bfloat16)

@@ -130,53 +130,6 @@ def test_what_makes_no_product_runs_in_the_widest_precision() -> None:
             torch.einsum("ij,jk->il", M, N)
 
 
-def test_positions_of_a_rotary_embedding_are_kept() -> None:
-    positions, frequencies = torch.arange(4096.0), 10000 ** -(torch.arange(0, 64, 2) / 64)
-    expected = torch.einsum("i,j->ij", positions, frequencies)
-    for options in ({"preset": "torch-cpu"}, {"opt_level": "O2"}):
-        hmp.convert(**options)
-        assert_same(torch.einsum("i,j->ij", positions, frequencies), expected)
-        hmp.restore()
-
-
-@each("name", ["einsum", "inner", "tensordot", "multi_dot", "chain_matmul"])
-def test_casts_of_weights_are_cached_and_follow_the_weight(name: str) -> None:
-    weight = torch.nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
-    x = torch.linspace(0, 1, 64).reshape(8, 8)
-    call = {
-        "einsum": lambda w: torch.einsum("ij,jk->ik", x, w),
-        "inner": lambda w: torch.inner(x, w),
-        "tensordot": lambda w: torch.tensordot(x, w, 1),
-        "multi_dot": lambda w: torch.linalg.multi_dot([x, w, x]),
-        "chain_matmul": lambda w: torch.chain_matmul(x, w, x),
-    }[name]
-
-    def step() -> list[Any]:
-        weight.grad = None
-        result = call(weight)
-        result.float().sum().backward()
-        return [result, weight.grad]
-
-    def both() -> list[Any]:
-        with torch.autocast("cpu"):
-            expected = step()
-        with hmp.autocast("cpu"):
-            results = step()
-            with torch.no_grad():
-                assert_same(call(weight), expected[0].detach())
-        assert_same(results, expected)
-        return results
-
-    before = both()
-    both()
-    assert hmp.report(show=False).weights.hits > 0
-    with torch.no_grad():
-        weight.mul_(2)
-    weight.data[0] = 5
-    after = both()
-    assert not torch.equal(before[0], after[0])
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_code_decides_alike(backend: str) -> None:
     def compute(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

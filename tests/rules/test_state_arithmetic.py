@@ -3,7 +3,6 @@ stays float32 everywhere (rule 11)."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -97,50 +96,6 @@ def test_the_report_and_the_log_say_why(tmp_path: Path) -> None:
     hmp.restore()  # writes what waits
     (line,) = (one for one in (tmp_path / "log.txt").read_text().splitlines() if "float32 alone" in one)
     assert "mul" in line
-
-
-class Momentum(nn.Module):
-    """A momentum encoder, as in MoCo, ALBEF and BLIP."""
-
-    def __init__(self, momentum: float) -> None:
-        super().__init__()
-        self.query = nn.Linear(6, 6)
-        self.key = copy.deepcopy(self.query)
-        self.momentum = momentum
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            for query, key in zip(self.query.parameters(), self.key.parameters(), strict=True):
-                key.data = key.data * self.momentum + query.data * (1.0 - self.momentum)
-        return self.key(x)
-
-
-def weight_after(steps: int, convert: Callable[[], None] | None) -> torch.Tensor:
-    torch.manual_seed(0)
-    if convert is not None:
-        convert()
-    model = Momentum(0.999)
-    with torch.no_grad():
-        for one in model.query.parameters():
-            one.add_(0.25)
-    for _ in range(steps):
-        model(torch.ones(2, 6))
-    hmp.restore()
-    return model.key.weight.detach()
-
-
-@pytest.mark.parametrize("convert", EXACT.values(), ids=EXACT)
-def test_a_momentum_encoder_moves_as_in_plain_torch(convert: Callable[[], None]) -> None:
-    assert torch.equal(weight_after(50, convert), weight_after(50, None))
-
-
-@pytest.mark.parametrize("preset", ["hmp-default", "hpu-autocast"])
-def test_everywhere_a_momentum_encoder_stays_float32_and_is_warned_about(preset: str) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert weight_after(3, lambda: hmp.convert(preset=preset)).dtype is FP32
-    (line,) = {(one.filename, one.lineno) for one in caught if issubclass(one.category, HmpWarning)}
-    assert "key.data = " in Path(__file__).read_text().splitlines()[line[1] - 1]
 
 
 class Centre(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
 import weakref
@@ -18,11 +17,9 @@ from torch import nn
 from habana_mp import HmpWarning, hmp
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.probes import BF16, FP32, M, N
 from helpers.processes import run_script
 
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
 SQUARE = torch.linspace(-1, 1, 16).reshape(4, 4)
 
 
@@ -42,41 +39,6 @@ def parameter_of(values: torch.Tensor) -> nn.Parameter:
     made: list[nn.Parameter] = []
     warned(lambda: made.append(nn.Parameter(values)))
     return made[0]
-
-
-@pytest.mark.parametrize("kind", ["parameter", "buffer", "assigned buffer", "registered parameter"])
-def test_state_made_of_a_lowered_result_is_warned_about_once_with_the_line(kind: str) -> None:
-    hmp.convert()
-    module = nn.Linear(2, 2)
-    module.register_buffer("table", None)
-
-    def make() -> None:
-        value = product()
-        if kind == "parameter":
-            module.weight = nn.Parameter(value)
-        elif kind == "buffer":
-            module.register_buffer("other", value)
-        elif kind == "assigned buffer":
-            module.table = value
-        else:
-            module.register_parameter("another", nn.Parameter(value))
-
-    caught = warned(lambda: [make(), make()])
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    lines = Path(__file__).read_text().splitlines()
-    assert "module." in lines[caught[0].lineno - 1]
-    assert "disable_casts" in str(caught[0].message)
-
-
-def test_each_line_that_makes_state_of_lowered_results_is_warned_about() -> None:
-    hmp.convert()
-
-    def two_lines() -> None:
-        nn.Parameter(product())
-        nn.Module().register_buffer("table", product())
-
-    assert len(warned(lambda: [two_lines(), two_lines()])) == 2
 
 
 MEANT: dict[str, Callable[[], Any]] = {
@@ -155,7 +117,10 @@ def test_state_made_of_a_lowered_result_stays_float32(kind: str, place: str) -> 
     made: list[torch.Tensor] = []
     hmp.convert()
     expected = product()
-    assert len(warned(lambda: [make(), make()])) == 1
+    (caught,) = warned(lambda: [make(), make()])
+    assert caught.filename == __file__
+    assert "value" in Path(__file__).read_text().splitlines()[caught.lineno - 1]
+    assert "disable_casts" in str(caught.message)
     for one in made:
         assert one.dtype is FP32
         assert torch.equal(one.detach(), expected.float())
@@ -163,7 +128,6 @@ def test_state_made_of_a_lowered_result_stays_float32(kind: str, place: str) -> 
     hmp.restore()
     if kind in ("parameter", "data"):
         (made[0] @ M).sum().backward()
-        assert made[0].grad is not None
         assert made[0].grad.dtype is FP32
 
 
@@ -179,7 +143,6 @@ def test_state_made_of_a_recorded_result_stays_float32(kind: str) -> None:
     assert made[0].requires_grad is (kind != "data of a tensor")
     if "buffer" in kind:
         made[0].sum().backward()
-        assert weight.grad is not None
         assert weight.grad.dtype is FP32
 
 
@@ -319,52 +282,6 @@ def test_restore_drops_the_references_to_lowered_results() -> None:
     assert not any(weakref.getweakrefcount(one) for one in values)
     torch.utils.swap_tensors(values[0], values[1])
     assert parameter_of(values[2]).dtype is BF16
-
-
-def test_references_to_dead_results_are_dropped() -> None:
-    hmp.convert()
-    kept = [product() for _ in range(50)]
-
-    def references() -> int:
-        return sum(type(one) is weakref.ReferenceType for one in gc.get_objects())
-
-    before = references()
-    for _ in range(100):
-        living = [product() for _ in range(100)]
-    assert references() < before + 10 * len(living)
-    assert all(parameter_of(one).dtype is FP32 for one in (*kept, *living))
-
-
-def test_weights_that_their_first_batch_sets_stay_float32() -> None:
-    class Normalising(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.shift = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(1, 4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scale = -torch.log(x.std(dim=0, keepdim=True) + 1e-6)
-            self.scale.data = scale.data
-            self.shift.data = (-x.mean(dim=0, keepdim=True) * torch.exp(self.scale)).data
-            return x * torch.exp(self.scale) + self.shift
-
-    module = Normalising()
-    optimizer = torch.optim.Adam(module.parameters())
-    hmp.convert()
-    assert warned(lambda: module(N + M).float().sum().backward())
-    optimizer.step()
-    for one in module.parameters():
-        assert one.dtype is FP32
-        assert one.grad is not None
-        assert one.grad.dtype is FP32
-        assert optimizer.state[one]["exp_avg"].dtype is FP32
-
-
-def test_weights_that_get_the_parts_of_a_computed_vector_stay_float32() -> None:
-    model = nn.Linear(4, 4)
-    hmp.convert()
-    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
-    assert warned(lambda: nn.utils.vector_to_parameters(vector * 0.9 + 0.01, model.parameters()))
-    assert [one.dtype for one in model.parameters()] == [FP32, FP32]
 
 
 @each("kind", STATE)

@@ -13,9 +13,8 @@ from torch import nn
 
 from habana_mp import HmpWarning, hmp
 from helpers.each import each
-from helpers.probes import is_cast
+from helpers.probes import BF16, FP32, is_cast
 
-BF16, FP32 = torch.bfloat16, torch.float32
 SET_ENABLED = torch.set_autocast_enabled  # a name that was taken before convert
 
 #: Each with the value that is set.

@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.probes import FP32, M, N
 
-FP32 = torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-SMALLEST, LARGEST = torch.finfo(FP32).min, torch.finfo(FP32).max
+SMALLEST = torch.finfo(FP32).min
 
 
 @pytest.mark.parametrize("preset", ["hmp-default", "torch-cuda", "xpu-amp-bf16", "hpu-autocast"])
@@ -27,7 +25,6 @@ def test_kernels_that_cannot_be_relied_on_get_float32(preset: str) -> None:
     expected = F.grid_sample(image.float(), grid.float(), align_corners=True)
     assert sampled.dtype is FP32
     assert torch.equal(sampled, expected)
-    assert image.grad is not None
     assert torch.isfinite(image.grad).all()
     video = torch.full((1, 1, 32, 64, 64), 0.25).bfloat16()
     assert F.adaptive_avg_pool3d(video, (2, 1, 1)).flatten().tolist() == [0.25, 0.25]

@@ -46,7 +46,6 @@ def test_the_gradient_of_a_lookup_of_what_was_lowered_adds_up_in_float32(convert
     picked = _PICKS[name](lowered)
     picked.float().sum().backward()
     assert picked.dtype is BF16
-    assert weight.grad is not None
     assert weight.grad.max() == 1000
 
 
@@ -79,7 +78,6 @@ def test_the_gradient_of_a_weight_that_a_list_lowers_for_a_lookup_adds_up_in_flo
     assert picked.dtype is lower
     assert torch.equal(picked, weight.detach()[_FIRST_PLACE].to(lower))
     picked.float().sum().backward()
-    assert weight.grad is not None
     assert weight.grad.max() == 1000
 
 
@@ -127,12 +125,6 @@ def test_bfloat16_parameters_are_summed_by_index_as_torch_does(converted: Conver
         assert_same(call(zeros, ones), expected[name])
 
 
-def test_a_sum_by_index_of_what_was_computed_from_lowered_results_is_made_in_float32(converted: Converter) -> None:
-    converted(bf16=["mul"])
-    ones = ((torch.ones(1000) * 1) + 0).abs()
-    assert torch.zeros(3, dtype=BF16).index_add(0, _FIRST_PLACE, ones)[0] == 1000
-
-
 def test_indexing_that_picks_nothing_twice_is_not_cast(converted: Converter, tmp_path: Path) -> None:
     log = tmp_path / "casts.jsonl"
     weight = torch.nn.Parameter(torch.ones(4, 4))
@@ -151,7 +143,6 @@ def test_a_lookup_of_what_was_lowered_is_differentiated_twice(converted: Convert
     (first,) = torch.autograd.grad(picked.float().sum(), weight, create_graph=True)
     assert first[0, 0] == 4000
     first.sum().backward()
-    assert weight.grad is not None
     assert weight.grad[0, 0] == 2000
 
 
@@ -160,15 +151,4 @@ def test_a_compiled_lookup_of_what_was_lowered_adds_up_in_float32(converted: Con
     converted(bf16=["mul"])
     compiled = torch.compile(lambda w: (w * 1)[_FIRST_PLACE].float().sum(), backend="aot_eager")
     compiled(weight).backward()
-    assert weight.grad is not None
-    assert weight.grad.max() == 1000
-
-
-def test_a_lookup_in_a_region_adds_up_in_float32() -> None:
-    weight = torch.nn.Parameter(torch.ones(3, 8))
-    with hmp.autocast("cpu"):
-        picked = torch.mm(torch.eye(3), weight)[_FIRST_PLACE]
-        assert picked.dtype is BF16
-    picked.float().sum().backward()
-    assert weight.grad is not None
     assert weight.grad.max() == 1000

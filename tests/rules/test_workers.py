@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from helpers.lists import Converter
-from helpers.probes import is_cast
-
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
+from helpers.probes import BF16, FP32, M, N, is_cast
+from helpers.processes import python
 
 
 class Products(Dataset[torch.Tensor]):
@@ -55,25 +48,9 @@ if __name__ == "__main__":
 
 def test_nothing_is_cast_in_spawned_workers_that_run_the_script_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SPAWNED)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python(tmp_path / "script.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[torch.float32, torch.float32] torch.bfloat16"
-
-
-def _tell(queue: Any) -> None:
-    queue.put(is_cast())
-
-
-def test_a_forked_process_that_is_no_worker_casts(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    process = context.Process(target=_tell, args=(queue,))
-    process.start()
-    assert queue.get() is True
-    process.join()
 
 
 def test_items_of_a_loader_without_workers_are_cast(converted: Converter) -> None:

@@ -13,12 +13,7 @@ from torch import nn
 from habana_mp import hmp
 from helpers.each import each
 from helpers.lists import Converter
-from helpers.probes import is_cast
-
-BF16 = torch.bfloat16
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-
+from helpers.probes import BF16, M, N, is_cast
 
 WRONG: dict[str, Callable[[], Any]] = {
     "shapes": lambda: torch.mm(M, N[:3]),

@@ -19,12 +19,11 @@ import torch
 import habana_mp
 from habana_mp import _core, hmp
 from habana_mp.common import locks
+from helpers.probes import BF16, FP32, M
 from helpers.state_of_torch import assert_torch_is_restored
 
 OURS = str(Path(habana_mp.__file__).parent)
 TORCHS = str(Path(torch.__file__).parent)
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-BF16, FP32 = torch.bfloat16, torch.float32
 
 
 class Interrupted(KeyboardInterrupt):
@@ -115,54 +114,32 @@ def check(allowed: set[str], before: list[Any]) -> None:
     assert codes() == before
 
 
-def spread(last: int, how_many: int | None) -> list[int]:
-    if how_many is None:
-        return list(range(1, last + 1))
-    return sorted({1 + (last - 1) * part // max(1, how_many - 1) for part in range(how_many)})
-
-
-def interrupt_convert(how_many: int | None) -> None:
+def interrupt(prepare: Callable[[], None], work: Callable[[], None], allowed: set[str]) -> None:
+    """Interrupts the work at nine places, from the first to the last."""
     hmp.restore()
     before = codes()
-    last = interrupted_at(None, first)
+    prepare()
+    last = interrupted_at(None, work)
     hmp.restore()
-    for number in spread(last, how_many):
-        interrupted_at(number, first)
-        check({"none", "first"}, before)
-
-
-def interrupt_second_convert(how_many: int | None) -> None:
-    hmp.restore()
-    before = codes()
-    first()
-    last = interrupted_at(None, second)
-    hmp.restore()
-    for number in spread(last, how_many):
-        first()
-        interrupted_at(number, second)
-        check({"none", "first", "second"}, before)
-
-
-def interrupt_restore(how_many: int | None) -> None:
-    hmp.restore()
-    before = codes()
-    second()
-    last = interrupted_at(None, hmp.restore)
-    for number in spread(last, how_many):
-        second()
-        interrupted_at(number, hmp.restore)
+    for part in range(9):
+        prepare()
+        interrupted_at(1 + (last - 1) * part // 8, work)
         assert hmp.is_converted() == (_core.installed_count() != 0)
-        hmp.restore()
-        assert _core.installed_count() == 0
-        check({"none"}, before)
+        if work is hmp.restore:
+            hmp.restore()
+            assert _core.installed_count() == 0
+        check(allowed, before)
 
 
-INTERRUPTED = [interrupt_convert, interrupt_second_convert, interrupt_restore]
+INTERRUPTED = {
+    "convert": (hmp.restore, first, {"none", "first"}),
+    "second convert": (first, second, {"none", "first", "second"}),
+    "restore": (second, hmp.restore, {"none"}),
+}
 
 
-@pytest.mark.parametrize("interrupt", INTERRUPTED)
-def test_an_interrupt_leaves_torch_as_it_was_or_converted_whole(interrupt: Callable[[int | None], None]) -> None:
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_leaves_torch_as_it_was_or_converted_whole(name: str) -> None:
     first()
     second()  # what is done once in a process is done
-    hmp.restore()
-    interrupt(9)
+    interrupt(*INTERRUPTED[name])

@@ -117,20 +117,6 @@ MADE: dict[str, Callable[[Path], nn.Parameter]] = {
 }
 
 
-def test_a_weight_that_was_viewed_in_another_dtype_is_cached_again() -> None:
-    hmp.convert()
-    w = weight(16, 32)
-    with torch.no_grad():
-        for _ in range(4):
-            F.linear(X, w)
-        assert w.view(torch.int32).shape == (16, 32)
-        for _ in range(4):
-            F.linear(X, w)
-        before = cached().hits
-        F.linear(X, w)
-    assert cached().hits == before + 1
-
-
 @pytest.mark.parametrize(
     "lend", [lambda w: w.numpy(), torch.from_dlpack, tvm_ffi.from_dlpack], ids=["numpy", "torch", "tvm_ffi"]
 )
@@ -169,16 +155,6 @@ def test_a_graph_that_saved_a_weight_does_not_hide_an_alias() -> None:
             assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_model_out_of_a_pickle_has_its_weights_cached(mapped: bool, tmp_path: Any) -> None:
-    torch.save(nn.Linear(32, 16), tmp_path / "model.pt")
-    model = torch.load(tmp_path / "model.pt", mmap=mapped, weights_only=False)
-    hmp.convert()
-    for _ in range(3):
-        model(X)
-    assert (cached().refused, cached().weights) == (0, 2)
-
-
 def test_weights_loaded_from_a_file_are_cast_as_they_are(tmp_path: Any) -> None:
     save_file({"weight": torch.randn(16, 32)}, tmp_path / "model.safetensors")
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
@@ -203,24 +179,6 @@ def test_two_precisions_of_one_weight_are_cached_apart() -> None:
     assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
     hmp.convert()
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
-
-
-def test_a_weight_is_cached_where_a_tensor_lay_to_which_somebody_took_a_pointer(converted: Converter) -> None:
-    converted(bf16=["linear"])
-
-    def cached_of(layers: list[nn.Linear]) -> int:
-        before = cached().weights
-        with torch.no_grad():
-            for layer in layers:
-                layer(torch.ones(1, 64))
-        return cached().weights - before
-
-    for _ in range(20):
-        activations = [torch.empty(64, 64) for _ in range(200)]
-        for one in activations:
-            one.data_ptr()
-        del one, activations
-    assert cached_of([nn.Linear(64, 64) for _ in range(50)]) > 80
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -42,10 +42,6 @@ def product(request: pytest.FixtureRequest) -> Product:
     return PRODUCTS[request.param]
 
 
-SOME = ("F.linear", "torch.addmm", "@, of a view")
-some_products = pytest.mark.parametrize("product", [PRODUCTS[name] for name in SOME], ids=SOME)
-
-
 @pytest.fixture
 def threads() -> Iterator[None]:
     """Restores the number of torch's threads."""
@@ -87,15 +83,6 @@ def test_a_weight_of_any_shape_is_multiplied_by_the_kernels(shape: tuple[int, in
                 assert_call_is_right(layer, torch.randn(rows, shape[1]))
             for rows in (1, 4):
                 assert_call_is_right(layer, torch.full((rows, shape[1]), 1e-39))
-
-
-@pytest.mark.parametrize("inner", [1100, 2048])
-def test_a_transposed_input_is_right(inner: int) -> None:
-    layer = Weighted(LINEAR, (48, inner))
-    hmp.convert()
-    with torch.no_grad():
-        for x in (torch.randn(6, inner), torch.randn(inner, 6).t(), torch.randn(2, inner, 3).transpose(1, 2)) * 2:
-            assert_call_is_right(layer, x)
 
 
 @pytest.mark.parametrize("name", BIASES)
@@ -191,32 +178,6 @@ def test_calls_with_and_without_gradients_and_of_any_rows_share_the_cast() -> No
     assert (cached().weights, cached().refreshes) == (1, 0)
 
 
-@some_products
-def test_a_change_of_the_weight_is_seen(product: Product) -> None:
-    layer, x = Weighted(product), torch.randn(3, 144)
-    hmp.convert()
-    for change, mode in itertools.product(
-        (
-            lambda: layer.weight.data.mul_(2),
-            lambda: setattr(layer.weight, "data", torch.randn_like(layer.weight)),
-            lambda: layer.load_state_dict(Weighted(product).state_dict()),
-            lambda: layer.weight.untyped_storage().fill_(0x3F),
-            lambda: torch.optim.SGD([layer.weight], lr=0.5).step(),
-            lambda: layer.weight.detach().numpy().fill(0.25),
-        ),
-        (torch.no_grad, torch.inference_mode),
-    ):
-        layer.weight.data = torch.randn_like(layer.weight)
-        with mode():
-            before = layer(x)
-            assert torch.equal(layer(x), before)
-        layer.weight.grad = torch.ones_like(layer.weight)
-        change()
-        with mode():
-            assert not torch.equal(layer(x), before)
-            assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
-
-
 def test_packed_weights_changes_nothing_and_says_so() -> None:
     layer, x = Weighted(LINEAR), torch.randn(2, 144)
     with pytest.warns(hmp.HmpWarning, match="`packed_weights` has no effect"):
@@ -265,28 +226,6 @@ def test_a_result_is_a_tensor_like_any_of_torch() -> None:
     assert weight.is_leaf
 
 
-@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
-def test_torch_s_autocast_has_the_last_word() -> None:
-    layer, x = Weighted(LINEAR), torch.randn(3, 144)
-    hmp.convert()
-    with torch.no_grad():
-        with torch.autocast("cpu", torch.float16):
-            assert layer(x).dtype is torch.float16
-        assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
-
-
-def test_a_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
-    layer, copy, x = Weighted(LINEAR), Weighted(LINEAR), torch.randn(3, 144)
-    hmp.convert()
-    with torch.no_grad():
-        layer(x)
-        torch.save(layer.state_dict(), tmp_path / "layer.pt")
-        copy.load_state_dict(torch.load(tmp_path / "layer.pt"))
-        assert torch.equal(copy(x), layer(x))
-        traced = torch.jit.trace(layer, x)
-        assert torch.equal(traced(x), layer.by_kernels(x))
-
-
 # ---- weights in bfloat16 ---------------------------------------------------------------------------------------------
 
 
@@ -316,24 +255,6 @@ def test_a_weight_in_bfloat16_is_read_as_it_is(product: Product) -> None:
                         torch.testing.assert_close(layer(given), by_torch)
                         assert_call_is_right(layer, given, by_kernels=layer.is_computed_by_kernels(given))
                 assert cached().weights == 0
-
-
-@some_products
-def test_a_write_into_a_weight_in_bfloat16_is_seen_by_the_next_call(product: Product) -> None:
-    layer, x = Weighted(product).bfloat16(), torch.randn(3, 144)
-    for lowered in LOWERED.values():
-        with lowered(), torch.no_grad():
-            for change in (
-                lambda: layer.weight.mul_(2),
-                lambda: layer.weight.data.fill_(0.5),
-                lambda: layer.weight.untyped_storage().fill_(0x3E),
-                lambda: setattr(layer.weight, "data", torch.randn(layer.weight.shape, dtype=torch.bfloat16)),
-            ):
-                before = layer(x)
-                change()
-                assert not torch.equal(layer(x), before)
-                assert_call_is_right(layer, x, by_kernels=layer.is_computed_by_kernels(x))
-            assert cached().weights == 0
 
 
 def test_a_weight_in_bfloat16_is_left_to_torch_where_nothing_is_cast_or_gradients_are_recorded() -> None:

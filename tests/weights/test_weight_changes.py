@@ -22,6 +22,7 @@ from helpers.seeing_changes import (
     Use,
     X,
     as_by_hand,
+    as_by_hand_marks,
     assert_seen,
     assert_seen_in_all_modes,
     backward,
@@ -37,17 +38,7 @@ from helpers.weights import products
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings(
-        "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
-    ),
-]
-
-
-@pytest.fixture(autouse=True)
-def alike() -> None:
-    torch.manual_seed(0)
+pytestmark = as_by_hand_marks
 
 
 @pytest.mark.parametrize("way", AT_ONCE)

@@ -9,26 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from habana_mp import hmp
 from helpers.compiling import BACKENDS
-from helpers.seeing_changes import MODES, X, as_by_hand, assert_seen, used
+from helpers.seeing_changes import MODES, X, as_by_hand, as_by_hand_marks, assert_seen, used
 from helpers.weight_changes import MAIN, WAYS
 from helpers.weight_changes.basics import SIZE, layer
-from helpers.weight_changes.optimizers import steps
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings(
-        "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
-    ),
-]
-
-
-@pytest.fixture(autouse=True)
-def alike() -> None:
-    torch.manual_seed(0)
+pytestmark = as_by_hand_marks
 
 
 @pytest.mark.usefixtures("compiled_anew")
@@ -46,25 +34,6 @@ def test_compiled_code_sees_changes(mode: str) -> None:
         for n in (2, 1):
             assert_seen(of, change, mode, n, use=run, hand=F.linear)
             as_by_hand(of, mode)  # the same weight outside
-
-
-@pytest.mark.usefixtures("compiled_anew")
-def test_the_step_of_a_compiled_optimizer_is_seen() -> None:
-    hmp.convert()
-    of = layer()
-
-    class Compiled(torch.optim.Adam):
-        pass
-
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = Compiled(parameters, lr=0.1, foreach=True)
-        optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign]
-        return optimizer
-
-    change = steps(make, of)
-    for mode in MODES:
-        for n in (1, 2):
-            assert_seen(of, change, mode, n)
 
 
 def add_without_grad(weight: torch.Tensor, by: torch.Tensor) -> None:

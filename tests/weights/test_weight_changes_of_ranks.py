@@ -16,21 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
-from helpers.seeing_changes import MODES, X, assert_seen, backward
+from helpers.seeing_changes import MODES, X, as_by_hand_marks, assert_seen, backward
 from helpers.weight_changes.basics import SIZE, layer, noise, write
 from helpers.weight_changes.optimizers import steps
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings(
-        "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
-    ),
-]
-
-
-@pytest.fixture(autouse=True)
-def alike() -> None:
-    torch.manual_seed(0)
+pytestmark = as_by_hand_marks
 
 
 @pytest.fixture

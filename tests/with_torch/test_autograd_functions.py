@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-import pytest
 import torch
 from torch.amp import custom_bwd, custom_fwd
 
@@ -15,10 +13,7 @@ from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.gradients import leaf
 from helpers.lists import Converter
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
+from helpers.probes import BF16, FP16, FP32, M, N
 
 
 class Product(torch.autograd.Function):
@@ -35,25 +30,10 @@ class Product(torch.autograd.Function):
         return grads[0].mm(weight), torch.mm(grads[0].t(), x)
 
 
-class LateProduct(Product):
-    """The same with setup_context and rules for torch.func."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return torch.mm(x, weight.t())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-
-@pytest.mark.parametrize("function", [Product, LateProduct])
-def test_a_function_with_a_backward_of_its_own_casts_in_both(converted: Converter, function: Any) -> None:
+def test_a_function_with_a_backward_of_its_own_casts_in_both(converted: Converter) -> None:
     x, weight = leaf(M), leaf(N)
     converted(bf16=["mm"])
-    out = function.apply(x, weight)
+    out = Product.apply(x, weight)
     out.backward(N)
     hmp.restore()
     by_hand = M.bfloat16() @ N.bfloat16().t()
@@ -96,37 +76,6 @@ def test_a_backward_written_in_python_is_not_lowered_as_under_autocast(converted
     assert torch.mm(M, N).dtype is BF16
     with hmp.autocast("cpu", preset="torch-cpu"):
         assert seen(contextlib.nullcontext()) == [BF16, BF16]
-
-
-def test_a_function_of_ones_own_goes_through_func_transforms(converted: Converter) -> None:
-    def total(f: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda weight: f(M, weight).float().sum()
-
-    batch = torch.stack([M, N])
-    converted(bf16=["mm"])
-    expected = torch.stack([torch.func.grad(total(lambda x, w: torch.mm(x, w.t())))(one) for one in batch])
-    assert_same(torch.func.grad(total(LateProduct.apply))(M), expected[0])
-    assert_same(torch.func.vmap(torch.func.grad(total(LateProduct.apply)))(batch), expected)
-
-
-def test_a_checked_function_sees_no_gradient_of_another_dtype(converted: Converter) -> None:
-    kinds: list[torch.dtype] = []
-
-    class Watching(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-            kinds.append(grads[0].dtype)
-            return grads[0]
-
-    x = leaf(M)
-    converted(bf16=["mm"])
-    torch.mm(Watching.apply(x), N).sum().backward()
-    Watching.apply(torch.mm(x, N)).sum().backward()
-    assert kinds == [FP32, BF16]
 
 
 @each("options", [{}, {"cast_inputs": FP16}, {"cast_inputs": FP32}])

@@ -11,10 +11,7 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.gradients import leaf, small_layers
 from helpers.lists import Converter
-
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
+from helpers.probes import BF16, FP32, M, N
 
 
 def test_hooks_on_tensors_see_each_gradient_in_its_tensors_precision(converted: Converter) -> None:
@@ -43,7 +40,6 @@ def test_covered_operations_in_a_hook_are_cast_and_the_gradient_is_still_float32
     converted(bf16=["mm"])
     torch.mm(x, N).sum().backward()
     assert inside[0].dtype is BF16
-    assert x.grad is not None
     assert torch.equal(x.grad, inside[0].float())
 
 

@@ -20,10 +20,8 @@ from torch.utils.checkpoint import (
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.each import each
+from helpers.probes import BF16, FP32, M, N
 
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-BF16, FP32 = torch.bfloat16, torch.float32
-N = M.t().contiguous() * 0.7
 KINDS = {"reentrant": True, "plain": False}
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
@@ -100,24 +98,6 @@ def test_gradients_are_those_without_checkpointing_in_every_state(
     assert_same_runs(gradients(model, again, before, after), expected)
     assert len(model.seen) == 4
     assert model.seen[:2] == model.seen[2:]
-
-
-@each("kind", KINDS)
-@each("state", STATES)
-def test_after_a_checkpoint_the_state_is_what_it_was(state: str, kind: str) -> None:
-    def dtypes() -> list[torch.dtype]:
-        found = [torch.relu(M).dtype]
-        for one in STATES.values():
-            with one():
-                found.append(torch.relu(M).dtype)
-        return found
-
-    with STATES[state]():
-        expected = dtypes()
-        out = checkpoint(Mixed(), M.clone().requires_grad_(), use_reentrant=KINDS[kind])
-        assert dtypes() == expected
-        out.sum().backward()
-        assert dtypes() == expected
 
 
 # ---- random numbers, early stop, errors ------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,11 +20,11 @@ from torch.ao.quantization._equalize import equalize
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import lr_scheduler, swa_utils
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools import named_functions
 from habana_mp.patches.torch import exchanged_functions
-from helpers.comparing import assert_same, seeded, tensors
+from helpers.comparing import assert_same, assert_unchanged, seeded, tensors
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.processes import run_script
@@ -34,14 +33,7 @@ from helpers.torchvision_here import import_torchvision
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(autouse=True)
-def alike() -> Iterator[None]:
-    """The same numbers in each run. Torch warns of its older functions; a warning of ours is an error."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("alike")
 
 
 def averaged(**options: Any) -> list[torch.Tensor]:
@@ -217,9 +209,7 @@ EXACT: dict[str, Callable[[], Any]] = {
 
 @each("name", EXACT)
 def test_what_makes_weights_of_weights_is_exact(name: str) -> None:
-    expected = seeded(EXACT[name])
-    hmp.convert()
-    assert_same(seeded(EXACT[name]), expected)
+    assert_unchanged(EXACT[name])
 
 
 #: What clip_grad_norm_ consists of in newer releases; transformers has maybe_autocast since its release 5.
@@ -300,9 +290,7 @@ def test_weights_quantized_after_training_are_exact() -> None:
         model(torch.randn(2, 3, 8, 8))
         return [model.body[0].weight().dequantize(), model.body[4].weight().dequantize()]
 
-    expected = seeded(run)
-    hmp.convert()
-    assert_same(seeded(run), expected)
+    assert_unchanged(run)
 
 
 DYNAMIC: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +16,8 @@ from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.gradients import gradients, leaf, low, small_layers
 from helpers.lists import Converter
+from helpers.probes import BF16, FP16, FP32, M, N
 
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Loss = Callable[..., torch.Tensor]
 #: No gradient at all, or (lstsq) one whose last bits depend on where the memory lies.
 LEFT_OUT = {"geqrf", "linalg_matrix_rank", "linalg_lstsq", "_addmm_activation"}
@@ -139,33 +135,3 @@ def test_changing_a_float32_input_after_its_cast_leaves_the_gradient_right(conve
     out.sum().backward()
     hmp.restore()
     assert_same(x.grad, (torch.ones(4, 4).bfloat16() @ N.bfloat16().t()).float())
-
-
-# ---- threads ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
-
-
-def test_backwards_of_many_threads_add_up_in_shared_weights(pool: ThreadPoolExecutor) -> None:
-    model, x = small_layers(), M
-    hmp.convert()
-    model(x).float().pow(2).sum().backward()
-    single = [one.grad for one in model.parameters()]
-    model.zero_grad()
-    start = threading.Barrier(4)
-
-    def work(_: int) -> None:
-        start.wait()
-        for _ in range(4):
-            model(x).float().pow(2).sum().backward()
-
-    list(pool.map(work, range(4)))
-    hmp.restore()
-    for weight, one in zip(model.parameters(), single, strict=True):
-        assert weight.grad is not None
-        assert one is not None
-        torch.testing.assert_close(weight.grad, 16 * one)

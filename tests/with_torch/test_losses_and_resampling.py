@@ -59,7 +59,6 @@ def test_a_loss_of_lowered_scores_is_computed_in_float32(name: str) -> None:
         scores = inputs[0].detach().clone().requires_grad_()
         loss = module(scores, *inputs[1:])
         loss.backward()
-        assert scores.grad is not None
         assert scores.grad.dtype is scores.dtype
         return loss.detach(), scores.grad
 

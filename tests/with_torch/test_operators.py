@@ -14,10 +14,8 @@ from habana_mp import hmp
 from helpers.compiling import BACKENDS
 from helpers.each import each
 from helpers.lists import Converter, write_list
+from helpers.probes import BF16, FP32, M, N
 
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
 NAME = "hmp_test::product"
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 

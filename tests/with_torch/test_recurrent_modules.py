@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -126,25 +125,6 @@ def test_gradients_over_many_steps_are_summed_in_float32(converted: Converter, n
         for _ in range(2):
             for given, wanted in zip(gradients(), exact, strict=True):
                 assert (given - wanted).norm() < 0.02 * wanted.norm()
-
-
-@each("name", RECURRENT)
-def test_packed_sequences_go_through_recurrent_modules(converted: Converter, name: str) -> None:
-    module, x, first = recurrent(name)
-    batch_first = bool(RECURRENT[name][1].get("batch_first"))
-
-    def run(one: nn.Module, x: torch.Tensor, *state: Any) -> Any:
-        result, last = one(pack_padded_sequence(x, torch.tensor([4, 3, 3, 1]), batch_first=batch_first), *state)
-        return pad_packed_sequence(result)[0], last
-
-    expected = run(copy.deepcopy(module).bfloat16(), x.bfloat16(), lower(first))
-    unlisted = run(module, x, first)
-    converted(bf16=RECURRENT_NAMES)
-    assert_same(run(module, x, first), expected)
-    assert_same(run(module, x.bfloat16(), first), expected)
-    hmp.convert()
-    assert_same(run(module, x, first), unlisted)
-    assert_same(run(module, x.bfloat16(), first), expected)
 
 
 def run_recurrent(name: str, module: nn.Module, packed: bool) -> Callable[..., Any]:

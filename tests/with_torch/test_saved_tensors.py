@@ -14,12 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.each import each
-from helpers.gradients import leaf, small_layers
+from helpers.gradients import leaf
 from helpers.lists import Converter
+from helpers.probes import BF16, FP16, FP32, M, N
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous() * 0.7
 Loss = Callable[..., torch.Tensor]
 
 
@@ -37,18 +35,6 @@ def test_saved_tensors_are_packed_in_the_precision_of_the_operation(converted: C
         out = torch.softmax(torch.mm(hooked, N), -1).pow(2).sum()
     out.backward()
     assert packed == [BF16, FP32, FP32]
-    assert_same(hooked.grad, plain.grad)
-
-
-def test_operations_in_the_saved_tensor_hooks_may_be_covered_themselves(converted: Converter) -> None:
-    plain, hooked = leaf(M), leaf(M)
-    converted(bf16=["mm", "mul"])
-    torch.mm(plain, N).float().pow(2).sum().backward()
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda one: (one.dtype, one * 2), lambda kept: (kept[1] * 0.5).to(kept[0])
-    ):
-        out = torch.mm(hooked, N).float()
-    out.pow(2).sum().backward()
     assert_same(hooked.grad, plain.grad)
 
 
@@ -132,7 +118,6 @@ def test_what_a_hook_computes_is_unpacked_in_the_precision_that_was_packed(call:
         out = call(hooked)
     out.sum().backward()
     torch.testing.assert_close(hooked.grad, expected.grad, rtol=0.05, atol=0.05)
-    assert hooked.grad is not None
     assert hooked.grad.dtype is FP32
 
 
@@ -165,7 +150,6 @@ def test_a_modules_hooks_may_compute_gradients(hook: GradientOf, before: bool) -
     module.zero_grad()
     module(leaf(M)).float().pow(2).sum().backward()
     for one, expected in zip(module.parameters(), plain, strict=True):
-        assert one.grad is not None
         assert one.grad.dtype is FP32
         if expected is not None:
             torch.testing.assert_close(one.grad, expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
@@ -177,13 +161,3 @@ def test_a_modules_hook_that_is_wrong_raises_what_torch_raises(converted: Conver
     converted(bf16=["linear"])
     with pytest.raises(RuntimeError, match="invalid number of grad_input, got 2, but expected 1"):
         module(leaf(M)).sum().backward()
-
-
-def test_saving_on_the_cpu_gives_the_same_gradients() -> None:
-    plain, saved = small_layers(), small_layers()
-    hmp.convert()
-    plain(M).float().pow(2).sum().backward()
-    with torch.autograd.graph.save_on_cpu():
-        out = saved(M).float().pow(2).sum()
-    out.backward()
-    assert_same([one.grad for one in saved.parameters()], [one.grad for one in plain.parameters()])

@@ -18,11 +18,8 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.each import each
-from helpers.probes import dtype_of_product
+from helpers.probes import BF16, FP32, M, dtype_of_product
 from helpers.processes import run_script
-
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -87,20 +84,6 @@ def test_models_train_side_by_side_each_as_if_alone() -> None:
         assert torch.equal(one[0], other[0])
 
 
-def test_threads_that_convert_and_restore_at_once_leave_torch_whole() -> None:
-    def work(number: int) -> None:
-        for _ in range(5):
-            (hmp.convert if number % 2 else hmp.restore)()
-            assert dtype_of_product() in (BF16, FP32)
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    hmp.convert()
-    assert dtype_of_product() is BF16
-    hmp.restore()
-    assert dtype_of_product() is FP32
-
-
 # ---- the end of the interpreter --------------------------------------------------------------------------------------
 
 BEGIN = """
@@ -134,37 +117,6 @@ def test_a_process_ends_in_peace_with_casts_and_the_log_on(ending: str, tmp_path
 
 
 # ---- children --------------------------------------------------------------------------------------------------------
-
-FORKS = """
-import warnings
-# Python warns of a fork beside other threads (from 3.12 on), which is what is tried here
-warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-stop = threading.Event()
-def busy():
-    # without a backward: what torch locks for one of them would stay locked in the child for ever
-    while not stop.is_set(): (torch.mm(M, weight) @ M).relu()
-torch.set_num_threads(1)
-threads = [threading.Thread(target=busy) for _ in range(2)]
-for thread in threads: thread.start()
-for _ in range(8):
-    pid = os.fork()
-    if pid == 0:
-        # torch's node of the old one may be locked for ever, by a thread that is not here
-        weight = torch.nn.Parameter(torch.rand(4, 4))
-        kind = work()
-        with hmp.disable_casts(): quiet = torch.mm(M, M).dtype
-        hmp.restore()
-        good = (kind, quiet, torch.mm(M, M).dtype) == (torch.bfloat16, torch.float32, torch.float32)
-        os._exit(0 if good else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-stop.set()
-for thread in threads: thread.join()
-print(work())
-"""
-
-
-def test_a_fork_under_busy_threads_and_the_log_neither_hangs_nor_forgets(tmp_path: Path) -> None:
-    assert_quiet(run_script(BEGIN + FORKS, str(tmp_path / "log.txt")), "torch.bfloat16")
 
 
 def test_a_fork_inside_of_a_region_is_inside_of_it() -> None:
@@ -255,6 +207,3 @@ def test_an_interrupt_while_operations_are_cast_leaves_everything_in_order() -> 
         signal.signal(signal.SIGALRM, before)
     hmp.restore()
     assert dtype_of_product() is FP32
-
-
-# ---- imports of other threads ----------------------------------------------------------------------------------------
