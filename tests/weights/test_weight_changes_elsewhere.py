@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from habana_mp import hmp
 from helpers.comparing import assert_same, tensors
@@ -182,6 +183,62 @@ def test_a_weight_born_in_inference_mode_is_seen_to_change() -> None:
                 wanted = F.linear(X.bfloat16(), of.weight.bfloat16(), of.bias.bfloat16())
             assert_same(result, wanted)
             assert not torch.equal(result, before)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.mm(weight, 2 * torch.eye(SIZE))
+
+
+def doubled(of: nn.Linear) -> nn.Linear:
+    parametrize.register_parametrization(of, "weight", Doubled())
+    return of
+
+
+PARAMETRIZATIONS: dict[str, Callable[[nn.Linear], Any]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "weight_norm, in a hook": nn.utils.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "a product": doubled,
+}
+
+
+@every_mode
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("way", PARAMETRIZATIONS)
+def test_a_change_of_what_a_weight_is_made_of_is_seen(way: str, mode: str) -> None:
+    """As a new layer with the same state has it."""
+    hmp.convert()
+    of = PARAMETRIZATIONS[way](layer()).eval()
+    for change in (lambda p: p.add_(0.5), lambda p: p.data.add_(0.5), lambda p: p.detach().numpy().__iadd__(0.5)):
+        for _ in range(3):
+            before = used(of, mode)
+        with torch.no_grad():
+            for one in of.parameters():
+                change(one)
+        result = used(of, mode)
+        twin = PARAMETRIZATIONS[way](layer()).eval()
+        twin.load_state_dict({name: value.clone() for name, value in of.state_dict().items()})
+        assert_same(result, used(twin, mode))
+        if mode == "grad":
+            assert_same([one.grad for one in of.parameters()], [one.grad for one in twin.parameters()])
+        assert not torch.equal(result, before)
+
+
+@every_mode
+def test_a_functional_call_and_the_layer_have_each_their_weight(mode: str) -> None:
+    hmp.convert()
+    of, weights = layer(), [nn.Parameter(noise()) for _ in range(3)]
+    for _ in range(3):
+        for weight in weights:
+            with MODES[mode]():
+                result = torch.func.functional_call(of, {"weight": weight}, X)
+            with hmp.disable_casts():
+                assert_same(result, F.linear(X.bfloat16(), weight.bfloat16(), of.bias.bfloat16()))
+            as_by_hand(of, mode)
+            write(weight, 2)
+        write(of.weight, 1)
 
 
 @torch.no_grad()
