@@ -10,10 +10,7 @@ from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.begun_backwards import LowerLosses
-from habana_mp.patches.torch.checkpoint import Checkpoint
 from habana_mp.patches.torch.compiled_products import CompiledProducts
-from habana_mp.patches.torch.constructors import Constructors
-from habana_mp.patches.torch.data_parallel import DataParallel
 from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
 from habana_mp.patches.torch.dynamo import (
     MarksAndGuards,
@@ -44,7 +41,6 @@ def all_patches() -> tuple[Patch, ...]:
         ModuleCalls(),
         ModelResults(),
         RecognisedCode(),
-        Constructors(),
         *map(DistributedCode, DISTRIBUTED),
         OptimizerSteps(),
         UnwrappedSteps(),
@@ -67,8 +63,6 @@ def all_patches() -> tuple[Patch, ...]:
         CompiledProducts(),
         Memory(),
         NumbersOnDevices(),
-        Checkpoint(),
-        DataParallel(),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.patch import Patch, Settings
 
 _STREAMS = Assumption(
@@ -75,7 +75,7 @@ class GraphsOfAccelerators(Patch):
     them without a new version."""
 
     def __init__(self) -> None:
-        self._exchanged = ExchangedAttributes()
+        self._exchanged = Exchanged()
         self._followed: set[type] = set()
         self._is_installed = False
 

@@ -8,7 +8,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
@@ -29,45 +29,45 @@ COMPARES_DTYPES: Table = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
 EXCHANGES_TENSORS: Table = {"torch.utils": ("swap_tensors",)}
 
 
-def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def unfused(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that looks for fused kernels."""
-    return not lists_apply() and originals[name](*arguments, **keywords)
+    return not lists_apply() and original(*arguments, **keywords)
 
 
-def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def fused_if_nested(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a module's forward that takes nested tensors only by its fused kernel.
 
     The kernel takes one precision, and these tensors may have been lowered before.
     """
     if not any(map(_is_nested, (*arguments, *keywords.values()))) or not lists_apply():
-        return originals[name](*arguments, **keywords)
+        return original(*arguments, **keywords)
     dtype = next(arguments[0].parameters()).dtype
     # Each tensor is cast once: the kernel computes the attention of one tensor to itself.
     cast = {id(one): in_precision_of(dtype, one) for one in (*arguments, *keywords.values()) if _is_nested(one)}
     given = [cast.get(id(one), one) for one in arguments]
     with casts_off():
-        return originals[name](*given, **{key: cast.get(id(one), one) for key, one in keywords.items()})
+        return original(*given, **{key: cast.get(id(one), one) for key, one in keywords.items()})
 
 
 def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
-def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def compared_as_cast(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a module's method that compares the dtype of its input with that of its weights."""
     module, tensor, *others = arguments
     dtype = module._flat_weights[0].dtype
     if tensor.dtype is not dtype and tensor.dtype in CASTABLE and lists_apply():
         tensor = torch.empty_like(tensor, dtype=dtype, device="meta")
-    return originals[name](module, tensor, *others, **keywords)
+    return original(module, tensor, *others, **keywords)
 
 
-def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def not_held(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that refuses tensors with weak references."""
     for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
         _core.forget_known(tensor)
-    return originals[name](*arguments, **keywords)
+    return original(*arguments, **keywords)
 
 
 _MODULES = assumption_of_functions(

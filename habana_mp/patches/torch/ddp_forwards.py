@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence
 
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.pytree import tree_map
 
 
@@ -18,7 +18,7 @@ from habana_mp.patches.tools.pytree import tree_map
 def ddp_only_calls_its_module(is_looking: Callable[[], bool]) -> Iterator[None]:
     """A block in which the forward moves its inputs to the module's device and calls the module. It exchanges no buffer
     and prepares no sum of gradients, whatever `no_sync()` and the flags of the model say."""
-    exchanged = ExchangedAttributes()
+    exchanged = Exchanged()
     former: Callable[..., Any] = DistributedDataParallel.forward
 
     def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
