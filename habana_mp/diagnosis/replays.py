@@ -23,10 +23,9 @@ from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.torch import begun_backwards
-from habana_mp.patches.torch.ddp_forwards import ddp_only_calls_its_module
-from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
+from habana_mp.patches.torch.repeated_steps import ddp_only_calls_its_module, scalers_end_steps
 from habana_mp.reporting import counting
 from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.judging import memory_of

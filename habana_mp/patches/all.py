@@ -25,7 +25,6 @@ from habana_mp.patches.torch.inductor import KernelTable
 from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.model_results import ModelResults
 from habana_mp.patches.torch.module_calls import ModuleCalls
-from habana_mp.patches.torch.numbers_on_devices import NumbersOnDevices
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
 from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode
@@ -62,7 +61,6 @@ def all_patches() -> tuple[Patch, ...]:
         Products(),
         CompiledProducts(),
         Memory(),
-        NumbersOnDevices(),
     )
 
 

@@ -1,4 +1,5 @@
-"""Functions of torch's modules that check dtypes or look for fused kernels first, and one that swaps tensors."""
+"""Functions of torch's modules that take float32 only, check dtypes or look for fused kernels first, and one that swaps
+tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.casts_off import casts_off
+from habana_mp.patches.tools.in_float32 import in_float32
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_apply
@@ -70,6 +72,19 @@ def not_held(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     return original(*arguments, **keywords)
 
 
+#: Functions with a kernel for float32 only (rule 8).
+FLOAT32_ONLY: Table = {
+    "torch.ao.nn.quantized.dynamic.modules.linear": ("Linear.forward",),
+    "torch.ao.nn.quantized.dynamic.modules.rnn": ("*.forward",),
+    "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
+}
+
+_QUANTIZED = assumption_of_functions(
+    "torch.functions-in-float32",
+    "torch has the forwards of dynamically quantized modules",
+    "a lowered input is refused by torch",
+)
+
 _MODULES = assumption_of_functions(
     "torch.functions-that-check-dtypes",
     "torch has the functions by which attention and recurrent modules check dtypes or leave for fused kernels",
@@ -83,6 +98,7 @@ _SWAP = assumption_of_functions(
 )
 
 EXCHANGES = (
+    Exchange(in_float32, FLOAT32_ONLY, _QUANTIZED),
     Exchange(not_held, EXCHANGES_TENSORS, assumption=_SWAP),
     Exchange(unfused, ASKS_FOR_FUSED, assumption=_MODULES),
     Exchange(fused_if_nested, TAKES_NESTED, assumption=_MODULES, positional=1),

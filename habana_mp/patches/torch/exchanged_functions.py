@@ -10,13 +10,11 @@ from habana_mp.patches.torch import (
     checkpoint,
     checks_of_dtypes,
     copied_modules,
-    in_float32,
     without_casts,
 )
 
 EXCHANGES: tuple[Exchange, ...] = (
     *without_casts.EXCHANGES,
-    *in_float32.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,
     *copied_modules.EXCHANGES,
