@@ -215,10 +215,10 @@ def diagnosed_process() -> Iterator[None]:
     eager = EagerMode()
     try:
         eager.begin()
-        installation.diagnose(diagnosed=True)
+        installation.set_observer("diagnosis", is_on=True)
         yield
     finally:
-        installation.diagnose(diagnosed=False)
+        installation.set_observer("diagnosis", is_on=False)
         eager.end()
 
 

@@ -21,12 +21,11 @@ from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Run
 from habana_mp.diagnosis.step_threads import StepThreads
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.torch import begun_backwards
-from habana_mp.patches.torch.ddp_forwards import ddp_only_calls_its_module
-from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
+from habana_mp.patches.torch.repeated_steps import ddp_only_calls_its_module, scalers_end_steps
 from habana_mp.reporting import counting
 from habana_mp.reporting.guard import guarding
 from habana_mp.reporting.judging import memory_of
@@ -189,7 +188,7 @@ class Replays:
     def _gradients_kept(self) -> Iterator[None]:
         """A block in which gradients are kept before the step clears them: it may do so before it calls a module. Those
         of other threads' weights are not even read, since torch cannot read a gradient while it is set."""
-        exchanged = ExchangedAttributes()
+        exchanged = Exchanged()
         keep = self._keep_gradient
         has_this = self._threads.has_this
         zero_grad, named_parameters = torch.optim.Optimizer.zero_grad, torch.nn.Module.named_parameters

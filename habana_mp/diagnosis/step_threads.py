@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from habana_mp import _core
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 
 
 class StepThreads:
@@ -29,7 +29,7 @@ class StepThreads:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """A block in which threads that the step starts belong to it."""
-        exchanged = ExchangedAttributes()
+        exchanged = Exchanged()
         former = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:

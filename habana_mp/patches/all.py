@@ -10,10 +10,7 @@ from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.begun_backwards import LowerLosses
-from habana_mp.patches.torch.checkpoint import Checkpoint
 from habana_mp.patches.torch.compiled_products import CompiledProducts
-from habana_mp.patches.torch.constructors import Constructors
-from habana_mp.patches.torch.data_parallel import DataParallel
 from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
 from habana_mp.patches.torch.dynamo import (
     MarksAndGuards,
@@ -28,7 +25,6 @@ from habana_mp.patches.torch.inductor import KernelTable
 from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.model_results import ModelResults
 from habana_mp.patches.torch.module_calls import ModuleCalls
-from habana_mp.patches.torch.numbers_on_devices import NumbersOnDevices
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
 from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode
@@ -44,7 +40,6 @@ def all_patches() -> tuple[Patch, ...]:
         ModuleCalls(),
         ModelResults(),
         RecognisedCode(),
-        Constructors(),
         *map(DistributedCode, DISTRIBUTED),
         OptimizerSteps(),
         UnwrappedSteps(),
@@ -66,9 +61,6 @@ def all_patches() -> tuple[Patch, ...]:
         Products(),
         CompiledProducts(),
         Memory(),
-        NumbersOnDevices(),
-        Checkpoint(),
-        DataParallel(),
     )
 
 

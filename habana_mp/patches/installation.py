@@ -94,23 +94,8 @@ class Installation:
                 self.uninstall()
                 raise
 
-    def watch(self, *, watched: bool) -> None:
-        """Begins or stops to handle operations without a rule."""
-        self._set_observer("watch", is_on=watched)
-
-    def guard(self, *, guarded: bool) -> None:
-        """Begins or stops to handle the operations without a rule that the guard checks."""
-        self._set_observer("guard", is_on=guarded)
-
-    def record(self, *, recorded: bool) -> None:
-        """Begins or stops to handle all operations, for a record."""
-        self._set_observer("record", is_on=recorded)
-
-    def diagnose(self, *, diagnosed: bool) -> None:
-        """The same for a diagnosis."""
-        self._set_observer("diagnosis", is_on=diagnosed)
-
-    def _set_observer(self, observer: _Observer, *, is_on: bool) -> None:
+    def set_observer(self, observer: _Observer, *, is_on: bool) -> None:
+        """Begins or stops to handle operations without a rule: those that this observer looks at."""
         with locks.installation:
             (self._observers.add if is_on else self._observers.discard)(observer)
             self._observe()

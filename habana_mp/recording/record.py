@@ -58,7 +58,7 @@ class Record(Scope):
             if installation.policy is None:
                 self._policy = Policy(lower="bf16")
                 installation.install(self._policy, Options(opt_level="O0"), {"opt_level": "O0", "lower": "bf16"})
-            installation.record(recorded=True)
+            installation.set_observer("record", is_on=True)
         self._recorder.begin()
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +68,7 @@ class Record(Scope):
         self._recorder.end()
         Record._running = None
         with locks.installation:
-            installation.record(recorded=False)
+            installation.set_observer("record", is_on=False)
             if self._policy is not None and installation.policy is self._policy:
                 installation.uninstall()
 

@@ -146,7 +146,7 @@ class _Guarding:
             self._share, self._search = 0.0, None
             self._end_checks()
             self._eager.end()
-            installation.guard(guarded=False)
+            installation.set_observer("guard", is_on=False)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -178,7 +178,7 @@ class _Guarding:
     def _set_search(self, search: _Search | None) -> None:
         """Lets the core check all calls in a search, and else a share of them."""
         self._search = search
-        installation.guard(guarded=search is not None)
+        installation.set_observer("guard", is_on=search is not None)
         searches = search is not None and self._share < 1
         _core.guard_calls(self._found, 1.0 if searches else self._share, _MOST_CALLS if searches else 0)
 

@@ -58,7 +58,7 @@ class _Watching:
                 watched_calls.begin(lines=self.detail == "lines")
             else:
                 watched_calls.stop()
-            installation.watch(watched=is_watched)
+            installation.set_observer("watch", is_on=is_watched)
 
 
 watching = _Watching()

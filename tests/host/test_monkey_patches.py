@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 from helpers.processes import printed_by_each
 
 #: Statements that replace something. ``wrap(owner, name)`` puts a function of Python around what is there.
@@ -92,7 +92,7 @@ class _Owner:
 
 
 def test_an_attribute_that_somebody_else_replaces_meanwhile_keeps_their_value() -> None:
-    attributes = ExchangedAttributes()
+    attributes = Exchanged()
     for name in ("old", "new"):
         attributes.exchange(_Owner, name, "ours")
     _Owner.old = "theirs"

@@ -7,11 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from habana_mp.patches.tools.code_exchange import Replacement
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Call, Exchanged
 from habana_mp.patches.tools.when_imported import WhenImported
-
-Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Changes(ExitStack):
@@ -19,15 +16,15 @@ class Changes(ExitStack):
 
     def exchange(self, owner: Any, name: str, value: Any) -> None:
         """Replaces an attribute."""
-        attributes = ExchangedAttributes()
-        self.callback(attributes.put_back)
-        attributes.exchange(owner, name, value)
+        exchanged = Exchanged()
+        self.callback(exchanged.put_back)
+        exchanged.exchange(owner, name, value)
 
     def replace(self, function: Any, call: Call) -> None:
         """Makes calls of a function of Python go to ``call(original, arguments, keywords)``."""
-        replacement = Replacement(function, call)
-        self.callback(replacement.uninstall)
-        replacement.install()
+        exchanged = Exchanged()
+        self.callback(exchanged.put_back)
+        exchanged.replace(function, call)
 
     def edit(self, function: Any, change: Callable[[dict[str, Any]], None]) -> None:
         """Makes ``change`` edit the arguments of a function of Python, which it gets by name."""
@@ -58,6 +55,3 @@ class _WhenImported(WhenImported):
 
     def do(self, module: Any) -> None:
         self._change(module)
-
-    def undo(self, module: Any) -> None:
-        return None  # `Changes` undoes it

@@ -6,14 +6,14 @@ import functools
 from typing import Any
 
 from habana_mp.patches.tools.in_float32 import run_exactly
-from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library, originals
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 
 EXACT_PACKAGES = ("torchmetrics",)
 
 _FUNCTIONS = assumption_of_library("torchmetrics", "update and compute metrics, and are exact")
 
 
-def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def given_exact_method(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that takes an object and a method, and returns what replaces the method on the object."""
     owner, method = (*arguments, *keywords.values())
 
@@ -21,7 +21,7 @@ def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str
     def exact(*given: Any, **named: Any) -> Any:
         return run_exactly(method, given, named)
 
-    return originals[name](owner, exact)
+    return original(owner, exact)
 
 
 EXCHANGES = (

@@ -7,51 +7,44 @@ lowers ``mul`` cannot see.
 
 from __future__ import annotations
 
-import types
+import sys
 from typing import Any
 
 import torch
 
-from habana_mp.patches.tools.named_functions import (
-    Exchange,
-    ExchangedCodes,
-    assumption_of_library,
-    functions_of,
-    originals,
-)
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library, functions_of
 from habana_mp.patches.tools.region_dtypes import lists_apply
-from habana_mp.patches.tools.when_imported import WheneverImported
+from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.tools.without_casts import without_casts
 
 _NAMES = ("*Rotary*.forward",)
 
 
-class RotaryEmbeddings(WheneverImported):
+class RotaryEmbeddings(WhenImported):
     """Runs the forwards of rotary modules without casts. Models without such modules are unchanged."""
 
     #: The library's models, and those that are loaded with a model's files.
-    packages = ("transformers.models.", "transformers_modules.")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._codes = ExchangedCodes()
+    name = "transformers"
+    _packages = ("transformers.models.", "transformers_modules.")
 
     def means(self, name: str) -> bool:
-        return super().means(name) and ".modeling_" in name
+        return name.startswith(self._packages) and ".modeling_" in name
 
-    def do(self, module: types.ModuleType) -> None:
+    def imported(self) -> list[str]:
+        if self.name not in sys.modules:
+            return []  # a search through all modules takes longer than many patches
+        return [name for name in list(sys.modules) if self.means(name)]
+
+    def do(self, module: Any) -> None:
         for function in functions_of(module, _NAMES):
-            self._codes.exchange(function, without_casts)
-
-    def undo(self) -> None:
-        self._codes.put_back()
+            self.exchanged.replace(function, without_casts, is_read=True)
 
 
-def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def protected(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that takes a device type, a dtype, and whether to enable autocast."""
     if arguments[2] is False and arguments[0] != "meta" and lists_apply():
         return torch.autocast(arguments[0], enabled=False)
-    return originals[name](*arguments, **keywords)
+    return original(*arguments, **keywords)
 
 
 _FUNCTIONS = assumption_of_library(

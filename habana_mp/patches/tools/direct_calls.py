@@ -15,7 +15,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, require
-from habana_mp.patches.tools.code_exchange import forwarding_code, untouched
+from habana_mp.patches.tools.exchange import Exchanged, forwarding_code, untouched
 
 _SLOT = Assumption(
     "cpython.function-slot",
@@ -26,32 +26,13 @@ _SLOT = Assumption(
 )
 
 
-class _Tapped:
-    """The function while it is tapped."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self.function = function
-        self._code = function.__code__
-        self._forwarding: types.CodeType | None = None
-        #: The function that handles calls: the tapped one, or another one with its code.
-        self.answering = function
-        if not _reaches_slot(exchanged=False):
-            self.answering = untouched(function)
-            self._forwarding = forwarding_code(function, call_directly, imported=__name__)
-
-    def exchange_code(self) -> None:
-        if self._forwarding is not None:
-            self.function.__code__ = self._forwarding
-
-    def put_code_back(self) -> None:
-        if self._forwarding is not None and self.function.__code__ is self._forwarding:
-            self.function.__code__ = self._code
-
-
 class _Tap:
-    """The last tapped function, and those who need its calls."""
+    """The tapped function, the one that handles its calls, and those who need these."""
 
-    tapped: Any = None
+    function: Any = None
+    #: The tapped function, or the original if the tapped one got other code.
+    answering: Any = None
+    exchanged = Exchanged()
     users: ClassVar[set[str]] = set()
 
 
@@ -73,34 +54,33 @@ def can_tap() -> bool:
 def begin(user: str) -> tuple[Any, Any]:
     """Returns the function whose calls the core is to tap, and the function that handles them."""
     if not _Tap.users:
-        function: Any = torch.nn.Module._call_impl
-        _Tap.tapped = _Tapped(function)
+        _Tap.function = _Tap.answering = torch.nn.Module._call_impl
+        if not _reaches_slot(exchanged=False):
+            _Tap.answering = _Tap.exchanged.replace(_Tap.function, call_directly, is_read=True)
     _Tap.users.add(user)
-    _Tap.tapped.exchange_code()
-    return _Tap.tapped.function, _Tap.tapped.answering
+    return _Tap.function, _Tap.answering
 
 
 def end(user: str) -> None:
     """This user needs the calls no longer. Without any user, the function gets its code back."""
     _Tap.users.discard(user)
-    if not _Tap.users and _Tap.tapped is not None:
-        _Tap.tapped.put_code_back()
+    if not _Tap.users:
+        _Tap.exchanged.put_back()
 
 
 def code_of_calls() -> types.CodeType | None:
     """Returns the code that a module's call runs, tapped or not, or None if that is not a Python function."""
     function = torch.nn.Module._call_impl
-    is_tapped = _Tap.users and function is _Tap.tapped.function
-    code: types.CodeType | None = getattr(_Tap.tapped.answering if is_tapped else function, "__code__", None)
+    is_tapped = _Tap.users and function is _Tap.function
+    code: types.CodeType | None = getattr(_Tap.answering if is_tapped else function, "__code__", None)
     return code
 
 
-def call_directly(_: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def call_directly(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Called by the new code. torch.compile reads this function, and the call that it makes in that case."""
-    tapped = _Tap.tapped
     if torch.compiler.is_dynamo_compiling():
-        return tapped.answering(*arguments, **keywords)
-    return _core.call_by_slot(tapped.function, tapped.answering, arguments, keywords)
+        return original(*arguments, **keywords)
+    return _core.call_by_slot(_Tap.function, original, arguments, keywords)
 
 
 def _every_call_reaches_slot() -> bool:

@@ -7,22 +7,21 @@ from typing import Any
 
 from habana_mp.patches.tools import precision_of_values as precision
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.precision_of_values import is_packed_sequence
 from habana_mp.patches.tools.pytree import tree_map
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
 
-def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def in_float32(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function with a kernel for float32 only."""
     if lists_apply():
         arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
-    return originals[name](*arguments, **keywords)
+    return original(*arguments, **keywords)
 
 
-def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def exactly(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that runs completely in float32."""
-    return run_exactly(originals[name], arguments, keywords)
+    return run_exactly(original, arguments, keywords)
 
 
 def run_exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -1,7 +1,6 @@
 """Named functions of torch and of libraries that are replaced by others.
 
-A table lists the functions of each module. Their code is replaced once the module is imported. The replacement gets the
-function's full name, by which it finds the original.
+A table lists the functions of each module. Their code is replaced once the module is imported.
 """
 
 from __future__ import annotations
@@ -9,26 +8,24 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase as fnmatch
 from typing import Any, NamedTuple
 
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.patches.tools.code_exchange import forwarding_code, full_name, untouched
+from habana_mp.patches.tools.exchange import Call, full_name, require_exchange
+from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.when_imported import WhenImported
 
 #: By module: functions and methods. ``*.method`` stands for every class of the module that defines such a method,
 #: ``*Name*.method`` for the classes whose names match, ``*`` alone for every public function of the module.
 Table = dict[str, tuple[str, ...]]
 
-#: The originals of all replaced functions, by their full names.
-originals: dict[str, types.FunctionType] = {}
-
 
 class Exchange(NamedTuple):
     """Functions, and their replacement."""
 
-    call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+    call: Call
     table: Table
     assumption: Assumption
     #: The number of arguments that the replacement takes by position.
@@ -86,31 +83,6 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
     return iter(found.values())
 
 
-@functools.cache
-def _forwarding(function: types.FunctionType, code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
-    """Compiles the code once for each ``code`` of a function. This takes a large part of the time of ``convert``."""
-    return forwarding_code(function, call, imported=call.__module__)
-
-
-class ExchangedCodes:
-    """Functions that are replaced, and their former code."""
-
-    def __init__(self) -> None:
-        self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
-
-    def exchange(self, function: types.FunctionType, call: Callable[..., Any]) -> None:
-        """Replaces the function by ``call``."""
-        code = function.__code__
-        self._codes.append((function, code))
-        originals[full_name(function)] = untouched(function)
-        function.__code__ = _forwarding(function, code, call)
-
-    def put_back(self) -> None:
-        for function, code in self._codes:
-            function.__code__ = code
-        self._codes = []
-
-
 class ExchangedFunctions(WhenImported):
     """Replaces the functions of one module."""
 
@@ -120,14 +92,13 @@ class ExchangedFunctions(WhenImported):
         self._exchange = exchange
         self._functions = functions
         self._assumption = exchange.assumption
-        self._codes = ExchangedCodes()
+
+    def check(self, settings: Settings) -> None:
+        require_exchange()
 
     def do(self, module: Any) -> None:
         for function in self._found(module):
-            self._codes.exchange(function, self._exchange.call)
-
-    def undo(self, module: Any) -> None:
-        self._codes.put_back()
+            self.exchanged.replace(function, self._exchange.call, is_read=True)
 
     def _found(self, module: Any) -> Iterator[types.FunctionType]:
         groups = [self._functions] if self._exchange.some else [(name,) for name in self._functions]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 
 _preparation = Assumption(
     "cpython.spawn-preparation",
@@ -49,7 +49,7 @@ class _Preparation:
 
     def __init__(self) -> None:
         self.entries: dict[str, Callable[[], Call | None]] = {}
-        self._exchanged = ExchangedAttributes()
+        self._exchanged = Exchanged()
 
     def put_in(self) -> None:
         if self.entries or not holds(_preparation, _is_there):

@@ -13,6 +13,7 @@ from typing import Any
 
 from habana_mp.common import locks
 from habana_mp.common.specs import spec_in
+from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.patch import Patch, Settings
 
 
@@ -20,45 +21,25 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Notifies patches that wait for a module when it has been imported, without importing it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[WhenImported]] = {}
-        self._waiting_for_many: list[WheneverImported] = []
+        #: Always a new list, as `sys.meta_path` below: another thread may be iterating over the old one.
+        self._waiting: list[WhenImported] = []
         self._finding: set[str] = set()
 
     def add(self, part: WhenImported) -> None:
-        self._waiting.setdefault(part.name, []).append(part)
-        self._begin()
-
-    def remove(self, part: WhenImported) -> None:
-        others = [one for one in self._waiting.pop(part.name, []) if one is not part]
-        if others:
-            self._waiting[part.name] = others
-        self._end()
-
-    def add_for_many(self, part: WheneverImported) -> None:
-        self._waiting_for_many = [*self._waiting_for_many, part]
-        self._begin()
-
-    def remove_for_many(self, part: WheneverImported) -> None:
-        self._waiting_for_many = [one for one in self._waiting_for_many if one is not part]
-        self._end()
-
-    def _begin(self) -> None:
+        self._waiting = [*self._waiting, part]
         if self not in sys.meta_path:
-            # A new list, here and below: another thread may be iterating over the old one.
             sys.meta_path = [self, *sys.meta_path]
 
-    def _end(self) -> None:
+    def remove(self, part: WhenImported) -> None:
+        self._waiting = [one for one in self._waiting if one is not part]
         # At the very end of the interpreter `sys.meta_path` is None.
-        if not self._waiting and not self._waiting_for_many and self in (sys.meta_path or ()):
+        if not self._waiting and self in (sys.meta_path or ()):
             sys.meta_path = [one for one in sys.meta_path if one is not self]
-
-    def _is_waited_for(self, fullname: str) -> bool:
-        return fullname in self._waiting or any(one.means(fullname) for one in self._waiting_for_many)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in self._finding or not self._is_waited_for(fullname):
+        if fullname in self._finding or not any(one.means(fullname) for one in self._waiting):
             return None
         self._finding.add(fullname)
         try:
@@ -77,9 +58,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             if vars(loader).get("exec_module") is execute_and_tell:
                 del loader.exec_module
             with locks.imports:
-                parts = [one for one in self._waiting_for_many if one.means(fullname)]
-                for part in (*self._waiting.get(fullname, ()), *parts):
-                    part.found(module)
+                for part in self._waiting:
+                    if part.means(fullname):
+                        part.found(module)
 
         loader.exec_module = execute_and_tell
         return spec
@@ -88,7 +69,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _finder = _Finder()
 
 #: Default settings: these patches depend on none of them.
-_ANY = Settings()
+NO_SETTINGS = Settings()
 
 
 class WhenImported(Patch):
@@ -98,89 +79,49 @@ class WhenImported(Patch):
 
     def __init__(self) -> None:
         self._is_waiting = False
-        self._module: types.ModuleType | None = None
-
-    def install(self, settings: Settings = _ANY) -> None:
-        with locks.imports:
-            if self._is_waiting or self._module is not None:
-                return
-            self._is_waiting = True
-            _finder.add(self)
-        if self.name in sys.modules:
-            # Another thread may be importing it at this moment: this waits until the import is complete.
-            module = importlib.import_module(self.name)
-            with locks.imports:
-                self.found(module)
-
-    def uninstall(self) -> None:
-        with locks.imports:
-            self._stop_waiting()
-            if self._module is not None:
-                self.undo(self._module)
-                self._module = None
-
-    def found(self, module: types.ModuleType) -> None:
-        """Called once, when the module has been imported."""
-        if self._is_waiting:
-            self._stop_waiting()
-            self._module = module  # before the change, which an exception of a signal handler may interrupt
-            self.do(module)
-
-    def _stop_waiting(self) -> None:
-        self._is_waiting = False
-        _finder.remove(self)
-
-    @abstractmethod
-    def do(self, module: Any) -> None: ...
-
-    @abstractmethod
-    def undo(self, module: Any) -> None:
-        """Undoes the change, even if it is only partly done."""
-
-
-class WheneverImported(Patch):
-    """Changes many modules of some packages while lists are in force: at once, or as soon as each is imported."""
-
-    #: Prefixes of the names of the modules.
-    packages: tuple[str, ...]
-
-    def __init__(self) -> None:
-        self._is_waiting = False
-        self._names: set[str] = set()
+        #: The modules that were found, by their names.
+        self._modules: dict[str, types.ModuleType] = {}
+        #: What :meth:`do` exchanges.
+        self.exchanged = Exchanged()
 
     def means(self, name: str) -> bool:
         """True if the patch is for the module of this name."""
-        return name.startswith(self.packages)
+        return name == self.name
 
-    def install(self, settings: Settings = _ANY) -> None:
+    def imported(self) -> list[str]:
+        """Returns the names of these modules that are imported, or are being imported."""
+        return [self.name] if self.name in sys.modules else []
+
+    def install(self, settings: Settings = NO_SETTINGS) -> None:
         with locks.imports:
             if self._is_waiting:
                 return
             self._is_waiting = True
-            _finder.add_for_many(self)
-        if not any(package.partition(".")[0] in sys.modules for package in self.packages):
-            return  # a search through all modules takes longer than many patches
-        for name in [name for name in list(sys.modules) if self.means(name)]:
-            module = importlib.import_module(name)  # waits for another thread that is importing it
+            _finder.add(self)
+        for name in self.imported():
+            # Another thread may be importing it at this moment: this waits until the import is complete.
+            module = importlib.import_module(name)
             with locks.imports:
                 self.found(module)
 
     def uninstall(self) -> None:
         with locks.imports:
             self._is_waiting = False
-            _finder.remove_for_many(self)
-            self._names.clear()
-            self.undo()
+            _finder.remove(self)
+            for module in self._modules.values():
+                self.undo(module)
+            self._modules.clear()
+            self.exchanged.put_back()
 
     def found(self, module: types.ModuleType) -> None:
         """Called when a module has been imported."""
-        if self._is_waiting and module.__name__ not in self._names:
-            self._names.add(module.__name__)
+        if self._is_waiting and module.__name__ not in self._modules:
+            self._modules[module.__name__] = module  # before the change, which a signal handler may interrupt
             self.do(module)
 
     @abstractmethod
     def do(self, module: Any) -> None: ...
 
-    @abstractmethod
-    def undo(self) -> None:
-        """Undoes the changes in all modules, even those that are only partly done."""
+    def undo(self, module: Any) -> None:
+        """Undoes what is more than exchanged, even if it is only partly done."""
+        return None

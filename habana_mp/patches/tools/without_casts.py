@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
 
-def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def without_casts(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that creates state or prepares data."""
     if not lists_apply():  # functions that prepare data call one another
-        return originals[name](*arguments, **keywords)
+        return original(*arguments, **keywords)
     with casts_off():
-        return originals[name](*arguments, **keywords)
+        return original(*arguments, **keywords)

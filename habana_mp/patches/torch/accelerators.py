@@ -12,7 +12,7 @@ from torch import Tensor
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.patch import Patch, Settings
 
 _STREAMS = Assumption(
@@ -75,7 +75,7 @@ class GraphsOfAccelerators(Patch):
     them without a new version."""
 
     def __init__(self) -> None:
-        self._exchanged = ExchangedAttributes()
+        self._exchanged = Exchanged()
         self._followed: set[type] = set()
         self._is_installed = False
 
@@ -84,10 +84,12 @@ class GraphsOfAccelerators(Patch):
             _core.weights_capture_begins()
         self._is_installed = True
         _core.set_autocast_of_accelerator(autocast_of)
+        _core.set_number_in_range(_in_range())
         self.follow()
 
     def uninstall(self) -> None:
         self._is_installed = False
+        _core.set_number_in_range(None)
         self._exchanged.put_back()
         self._followed.clear()
         while _core.is_capturing():  # the end of these captures will not be seen
@@ -104,6 +106,20 @@ class GraphsOfAccelerators(Patch):
 
 
 graphs_of_accelerators = GraphsOfAccelerators()
+
+
+def _in_range() -> Callable[[Tensor, float], Tensor]:
+    """Returns a function that brings a number in a tensor into the range of a lower precision: on the device, where it
+    neither waits nor fails while a graph is captured."""
+    functions: Any = torch._C._VariableFunctions
+    clamp, isinf, where = map(_core.unpatched_copy, (functions.clamp, functions.isinf, functions.where))
+
+    def in_range(number: Tensor, limit: float) -> Tensor:
+        """Returns the number with a finite value up to the limit. Infinities and NaN stay."""
+        made: Tensor = where(isinf(number), number, clamp(number, -limit, limit))
+        return made
+
+    return in_range
 
 
 def _is_capturing() -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Sequence
 from typing import Any
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import COMPILES_NOTHING, compile_nothing
 
@@ -32,17 +30,12 @@ class GraphCache(WhenImported):
     """Disables the cache from Dynamo's graphs to compiled code, since a graph does not show the casts in its code."""
 
     name = "torch._functorch.config"
-    _before: bool | None = None
 
     def do(self, module: Any) -> None:
-        if not holds(_CACHE, lambda: isinstance(module.enable_autograd_cache, bool)):
+        if holds(_CACHE, lambda: isinstance(module.enable_autograd_cache, bool)):
+            self.exchanged.exchange(module, "enable_autograd_cache", False)
+        else:
             compile_nothing()
-            return
-        self._before, module.enable_autograd_cache = module.enable_autograd_cache, False
-
-    def undo(self, module: Any) -> None:
-        if self._before is not None:
-            module.enable_autograd_cache, self._before = self._before, None
 
 
 class Runtime(WhenImported):
@@ -56,7 +49,6 @@ class Runtime(WhenImported):
     """
 
     name = "torch._functorch._aot_autograd.runtime_wrappers"
-    _replacements: Sequence[Replacement] = ()
 
     def do(self, module: Any) -> None:
         if not holds(_RUNTIME, lambda: _is_as_expected(module)):
@@ -69,16 +61,8 @@ class Runtime(WhenImported):
             written = keywords["runtime_metadata"].mutated_graph_handled_indices
             return _writer(wrapped, written) if written else wrapped
 
-        self._replacements = [
-            Replacement(module.call_func_at_runtime_with_args, _run_compiled),
-            Replacement(module.RuntimeWrapper.post_compile, wrap),
-        ]
-        for replacement in self._replacements:
-            replacement.install()
-
-    def undo(self, module: Any) -> None:
-        for replacement in self._replacements:
-            replacement.uninstall()
+        self.exchanged.replace(module.call_func_at_runtime_with_args, _run_compiled)
+        self.exchanged.replace(module.RuntimeWrapper.post_compile, wrap)
 
 
 def _is_as_expected(module: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.precision_of_values import in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_apply, lists_suspended
 
@@ -28,10 +28,10 @@ RUNS_BACKWARD: Table = {"torch.autograd.function": ("BackwardCFunction.apply",)}
 TAKES_PACKING: Table = {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}
 
 
-def given_uncast_hook(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def given_uncast_hook(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that takes a tensor and its hooks."""
     tensor, *hooks = (*arguments, *keywords.values())
-    return originals[name](tensor, *map(_uncast_hook, hooks))
+    return original(tensor, *map(_uncast_hook, hooks))
 
 
 def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -51,10 +51,10 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return uncast
 
 
-def given_faithful_hooks(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def given_faithful_hooks(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that stores a module's hooks."""
     keeper, module, *hooks = arguments
-    return originals[name](keeper, module, *([*map(_faithful, each)] for each in hooks))
+    return original(keeper, module, *([*map(_faithful, each)] for each in hooks))
 
 
 def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,12 +73,12 @@ def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
     return faithful
 
 
-def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def given_faithful_packing(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that takes hooks of saved tensors. Hooks of torch itself are used as they are: they return
     what they were given."""
     keeper, pack, unpack = arguments
     if str(getattr(pack, "__module__", None)).startswith("torch."):
-        return originals[name](keeper, pack, unpack)
+        return original(keeper, pack, unpack)
 
     @functools.wraps(pack, updated=())
     def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
@@ -92,12 +92,12 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
         dtype, value = packed
         return in_precision_of(dtype, unpack(value))
 
-    return originals[name](keeper, faithful_pack, faithful_unpack)
+    return original(keeper, faithful_pack, faithful_unpack)
 
 
-def as_backward(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def as_backward(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that runs the backward of a function written in Python."""
-    return _core.call_backward(originals[name], arguments, keywords)
+    return _core.call_backward(original, arguments, keywords)
 
 
 _HOOKS = assumption_of_functions(

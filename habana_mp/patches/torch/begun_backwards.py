@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from habana_mp.common.places import line_of_user
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.notes import notes
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.pytree import tree_leaves
@@ -22,10 +22,10 @@ _listeners: list[_Listener] = []
 _of_scaled: list[_Listener] = []
 
 
-def notify_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def notify_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of the function that begins a backward."""
     _notify(_listeners, *arguments[:1])
-    return originals[name](*arguments, **keywords)
+    return original(*arguments, **keywords)
 
 
 def notify_scaled(losses: tuple[Any, ...]) -> None:

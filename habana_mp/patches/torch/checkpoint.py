@@ -1,8 +1,8 @@
-"""Activation checkpointing: the second run of a block makes the same casts as the first one.
+"""Blocks that run later or in other threads: they make the same casts as where they were passed on.
 
-``torch.utils.checkpoint`` runs the block again in the backward, under ``torch.autocast`` as it was in the forward. If
-autocast was off, it is entered as ``enabled=False``, which rule 10 would take for a request of the model. So the block
-carries the state of its first run along.
+``torch.utils.checkpoint`` runs a block again in the backward, and ``nn.DataParallel`` runs each replica in its own
+thread, under ``torch.autocast`` as it was in the forward or the caller. If autocast was off, it is entered as
+``enabled=False``, which rule 10 would take for a request of the model. So the block carries the state along.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption
-from habana_mp.patches.tools.code_exchange import ReplacedFunction
+from habana_mp.patches.tools.named_functions import Exchange, Table
 
 
 class AsWhenGiven:
@@ -46,29 +46,44 @@ class AsWhenGiven:
             _core.exchange_state(before)
 
 
-class Checkpoint(ReplacedFunction):
-    """Replaces torch.utils.checkpoint.checkpoint, so that the block keeps its state.
+def running_as_given(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that runs a block, and again in the backward."""
+    if arguments and callable(arguments[0]):
+        arguments = (AsWhenGiven(arguments[0]), *arguments[1:])
+    elif callable(keywords.get("function")):
+        keywords = {**keywords, "function": AsWhenGiven(keywords["function"])}
+    return original(*arguments, **keywords)
 
-    Since torch 2.15 it is also a decorator; there the function that both forms call is replaced.
-    """
 
-    assumption = Assumption(
-        "torch.checkpoint",
-        assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again",
-        check="it is a function of Python that takes arguments by their position",
-        otherwise="a block runs again without casts: its gradients are those of float32, or torch raises because "
-        "what it recomputed has another precision",
-    )
+def replicas_as_given(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that runs each module of a sequence in a thread."""
+    return original([AsWhenGiven(one) for one in arguments[0]], *arguments[1:], **keywords)
 
-    @staticmethod
-    def find() -> Any:
-        module = torch.utils.checkpoint
-        return getattr(module, "_checkpoint_impl", None) or module.checkpoint
 
-    @staticmethod
-    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if arguments and callable(arguments[0]):
-            arguments = (AsWhenGiven(arguments[0]), *arguments[1:])
-        elif callable(keywords.get("function")):
-            keywords = {**keywords, "function": AsWhenGiven(keywords["function"])}
-        return original(*arguments, **keywords)
+_CHECKPOINT = Assumption(
+    "torch.checkpoint",
+    assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again",
+    check="it is a function of Python that takes arguments by their position",
+    otherwise="a block runs again without casts: its gradients are those of float32, or torch raises because "
+    "what it recomputed has another precision",
+)
+
+_REPLICAS = Assumption(
+    "torch.parallel-apply",
+    assumed="`torch.nn.parallel.parallel_apply` is given nn.DataParallel's replicas, and runs each in a thread",
+    check="it is a function of Python that takes arguments by their position",
+    otherwise="replicas of nn.DataParallel run without casts",
+)
+
+#: Since torch 2.15 `checkpoint` is also a decorator; there both forms call this function.
+_BOTH_FORMS = "_checkpoint_impl"
+
+RUNS_AGAIN: Table = {
+    "torch.utils.checkpoint": (_BOTH_FORMS if hasattr(torch.utils.checkpoint, _BOTH_FORMS) else "checkpoint",)
+}
+RUNS_REPLICAS: Table = {"torch.nn.parallel.parallel_apply": ("parallel_apply",)}
+
+EXCHANGES = (
+    Exchange(running_as_given, RUNS_AGAIN, _CHECKPOINT, positional=1),
+    Exchange(replicas_as_given, RUNS_REPLICAS, _REPLICAS, positional=1),
+)

@@ -1,4 +1,5 @@
-"""Functions of torch's modules that check dtypes or look for fused kernels first, and one that swaps tensors."""
+"""Functions of torch's modules that take float32 only, check dtypes or look for fused kernels first, and one that swaps
+tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.in_float32 import in_float32
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
@@ -29,46 +31,59 @@ COMPARES_DTYPES: Table = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
 EXCHANGES_TENSORS: Table = {"torch.utils": ("swap_tensors",)}
 
 
-def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def unfused(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that looks for fused kernels."""
-    return not lists_apply() and originals[name](*arguments, **keywords)
+    return not lists_apply() and original(*arguments, **keywords)
 
 
-def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def fused_if_nested(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a module's forward that takes nested tensors only by its fused kernel.
 
     The kernel takes one precision, and these tensors may have been lowered before.
     """
     if not any(map(_is_nested, (*arguments, *keywords.values()))) or not lists_apply():
-        return originals[name](*arguments, **keywords)
+        return original(*arguments, **keywords)
     dtype = next(arguments[0].parameters()).dtype
     # Each tensor is cast once: the kernel computes the attention of one tensor to itself.
     cast = {id(one): in_precision_of(dtype, one) for one in (*arguments, *keywords.values()) if _is_nested(one)}
     given = [cast.get(id(one), one) for one in arguments]
     with casts_off():
-        return originals[name](*given, **{key: cast.get(id(one), one) for key, one in keywords.items()})
+        return original(*given, **{key: cast.get(id(one), one) for key, one in keywords.items()})
 
 
 def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
-def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def compared_as_cast(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a module's method that compares the dtype of its input with that of its weights."""
     module, tensor, *others = arguments
     dtype = module._flat_weights[0].dtype
     if tensor.dtype is not dtype and tensor.dtype in CASTABLE and lists_apply():
         tensor = torch.empty_like(tensor, dtype=dtype, device="meta")
-    return originals[name](module, tensor, *others, **keywords)
+    return original(module, tensor, *others, **keywords)
 
 
-def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def not_held(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that refuses tensors with weak references."""
     for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
         _core.forget_known(tensor)
-    return originals[name](*arguments, **keywords)
+    return original(*arguments, **keywords)
 
+
+#: Functions with a kernel for float32 only (rule 8).
+FLOAT32_ONLY: Table = {
+    "torch.ao.nn.quantized.dynamic.modules.linear": ("Linear.forward",),
+    "torch.ao.nn.quantized.dynamic.modules.rnn": ("*.forward",),
+    "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
+}
+
+_QUANTIZED = assumption_of_functions(
+    "torch.functions-in-float32",
+    "torch has the forwards of dynamically quantized modules",
+    "a lowered input is refused by torch",
+)
 
 _MODULES = assumption_of_functions(
     "torch.functions-that-check-dtypes",
@@ -83,6 +98,7 @@ _SWAP = assumption_of_functions(
 )
 
 EXCHANGES = (
+    Exchange(in_float32, FLOAT32_ONLY, _QUANTIZED),
     Exchange(not_held, EXCHANGES_TENSORS, assumption=_SWAP),
     Exchange(unfused, ASKS_FOR_FUSED, assumption=_MODULES),
     Exchange(fused_if_nested, TAKES_NESTED, assumption=_MODULES, positional=1),

@@ -11,7 +11,6 @@ import torch
 
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code, leave_to_python
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.compiled_runs import line_of_node
 
@@ -57,7 +56,6 @@ class FollowedGraphs(WhenImported):
         super().__init__()
         self._follow = follow
         self._is_on = self._was_on = False
-        self._exchanged = ExchangedAttributes()
 
     def do(self, module: Any) -> None:
         if not holds(_GRAPHS, lambda: callable(module.OutputGraph.call_user_compiler)):
@@ -70,7 +68,7 @@ class FollowedGraphs(WhenImported):
             leave_to_python(running)
             return running
 
-        self._exchanged.exchange(module.OutputGraph, "call_user_compiler", call_user_compiler)
+        self.exchanged.exchange(module.OutputGraph, "call_user_compiler", call_user_compiler)
         self._is_on = True
         if not self._was_on:  # graphs that were compiled for it before are followed again
             forget_compiled_code()
@@ -81,7 +79,6 @@ class FollowedGraphs(WhenImported):
 
     def undo(self, module: Any) -> None:
         self._is_on = False
-        self._exchanged.put_back()
 
 
 def _read(graph: Any) -> Graph:

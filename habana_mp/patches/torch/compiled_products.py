@@ -112,7 +112,6 @@ class CompiledProducts(WhenImported):
     """Gives Inductor the pass. A pass of other code stays."""
 
     name = "torch._inductor.compile_fx"
-    _given: Any = None
 
     def do(self, module: Any) -> None:
         multiplied = {torch.bfloat16: products.multiplies_bfloat16(), torch.float16: products.multiplies_float16()}
@@ -132,14 +131,7 @@ class CompiledProducts(WhenImported):
                 return f"habana_mp products {sorted(map(str, slow))}"
 
         if config.post_grad_custom_post_pass is None:
-            self._given = config.post_grad_custom_post_pass = ProductsPass()
-
-    def undo(self, module: Any) -> None:
-        from torch._inductor import config
-
-        if self._given is not None and config.post_grad_custom_post_pass is self._given:
-            config.post_grad_custom_post_pass = None
-        self._given = None
+            self.exchanged.exchange(config, "post_grad_custom_post_pass", ProductsPass())
 
 
 def _find_pass() -> bool:

@@ -14,7 +14,7 @@ import torch
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import is_passed_over
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.exchange import Exchanged
 
 _OTHERWISE = "a diagnosis does not compare compiled code with eager code"
 
@@ -50,7 +50,7 @@ Lines = set[tuple[str, int]]
 def noting_compiled_calls() -> Iterator[list[Any]]:
     """A block that yields a list, which is not empty in the end if compiled functions were called."""
     calls: list[Any] = []
-    exchanged = ExchangedAttributes()
+    exchanged = Exchanged()
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is not None and holds(_CALLS, lambda: callable(dynamo._callback_from_stance)):
         former = dynamo._callback_from_stance

@@ -11,8 +11,9 @@ from typing import Any
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.code_exchange import Replacement, untouched
-from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.tools.exchange import untouched
+from habana_mp.patches.tools.patch import Settings
+from habana_mp.patches.tools.when_imported import NO_SETTINGS, WhenImported
 from habana_mp.patches.torch.dynamo import compile_nothing
 
 _CALLS_NOTED = Assumption(
@@ -23,16 +24,21 @@ _CALLS_NOTED = Assumption(
 )
 
 
-class _WholeInGraphs(WhenImported):
-    """Makes Dynamo put calls of a function into its graph without reading the function's code. Dynamo already does so
-    for most torch functions."""
+class Composite(WhenImported):
+    """A Python function of torch that lists apply to. Dynamo puts its calls into a graph without reading its code, as
+    it already does for most torch functions."""
 
     name = "torch._dynamo.trace_rules"
 
-    def __init__(self, function: types.FunctionType) -> None:
+    def __init__(self, function: types.FunctionType, operation: str) -> None:
         super().__init__()
         self._function = function
+        self._composite = _core.Composite(function, untouched(function), operation)
         self._is_known = True
+
+    def install(self, settings: Settings = NO_SETTINGS) -> None:
+        self.exchanged.replace(self._function, lambda _, *given: self._composite.call(*given))
+        super().install(settings)
 
     def do(self, module: Any) -> None:
         if not holds(_CALLS_NOTED, lambda: _can_be_told(module)):
@@ -52,20 +58,3 @@ def _can_be_told(rules: Any) -> bool:
     """True if functions can be added to Dynamo's set. Raises AttributeError if a part of it is missing."""
     ids = rules._allowed_callable_ids
     return callable(ids.add) and callable(ids.remove) and callable(rules.is_callable_allowed)
-
-
-class Composite(Replacement):
-    """A Python function of torch that lists apply to."""
-
-    def __init__(self, function: types.FunctionType, operation: str) -> None:
-        composite = _core.Composite(function, untouched(function), operation)
-        super().__init__(function, lambda _, arguments, keywords: composite.call(arguments, keywords))
-        self._in_graphs = _WholeInGraphs(function)
-
-    def install(self) -> None:
-        super().install()
-        self._in_graphs.install()
-
-    def uninstall(self) -> None:
-        self._in_graphs.uninstall()
-        super().uninstall()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.torch.module_holders import named_modules
 from habana_mp.patches.torch.module_paths import holders
 from habana_mp.policy.kept import copy_kept
@@ -16,16 +16,16 @@ FILLS: Table = {"torch.nn.modules.module": ("Module.__setstate__",)}
 COPIES: Table = {"torch.fx.graph_module": ("GraphModule.__deepcopy__", "GraphModule.__copy__")}
 
 
-def noted_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def noted_afterwards(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of a method that fills a module."""
-    result = originals[name](*arguments, **keywords)
+    result = original(*arguments, **keywords)
     holders.note_parts(arguments[0])
     return result
 
 
-def copied_with_attributes(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def copied_with_attributes(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of a method that copies its module and leaves out attributes."""
-    copied = originals[name](*arguments, **keywords)
+    copied = original(*arguments, **keywords)
     copies = dict(named_modules(copied))
     for path, module in named_modules(arguments[0]):
         if path in copies:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -74,17 +72,10 @@ class NothingCompiled(WhenImported):
 
     name = "torch._dynamo.config"
     _is_wanted = False
-    _before: bool | None = None
 
     def do(self, module: Any) -> None:
-        if self._is_wanted and self._before is None:
-            self._before = module.disable
-            module.disable = True
-
-    def undo(self, module: Any) -> None:
-        if self._before is not None:
-            module.disable = self._before
-            self._before = None
+        if self._is_wanted and not module.disable:
+            self.exchanged.exchange(module, "disable", True)
 
     def uninstall(self) -> None:
         super().uninstall()
@@ -93,8 +84,8 @@ class NothingCompiled(WhenImported):
     def want(self) -> None:
         """Switches Dynamo off, now or once it is imported."""
         self._is_wanted = True
-        if self._module is not None:
-            self.do(self._module)
+        for module in self._modules.values():
+            self.do(module)
 
 
 nothing_compiled = NothingCompiled()
@@ -119,9 +110,6 @@ class OwnCode(WhenImported):
             leave_to_python(function)
             module.skip_code(function.__code__)
 
-    def undo(self, module: Any) -> None:
-        """Leaves the functions as they are: they belong to this package."""
-
 
 class MarksAndGuards(WhenImported):
     """Checks that Dynamo leaves marked functions alone, and that it guards on autocast."""
@@ -136,9 +124,6 @@ class MarksAndGuards(WhenImported):
         graphs_compiled()  # so that the ledger has the result before a graph is compiled
         if not (self._guards and holds(_MARKED, lambda: _reads_marks(module))):
             compile_nothing()
-
-    def undo(self, module: Any) -> None:
-        """Has nothing to undo."""
 
 
 def _reads_marks(dynamo: Any) -> bool:
@@ -165,19 +150,12 @@ class WholeInPlaceOperations(WhenImported):
     """
 
     name = "torch._dynamo.variables.tensor"
-    _entries: Mapping[str, Any] = types.MappingProxyType({})
-    _originals: Mapping[str, Any] = types.MappingProxyType({})
 
     def do(self, module: Any) -> None:
         tensor: Any = module.TensorVariable
         taken_apart = [
             one for one in _TAKEN_APART if holds(_HANDLERS, functools.partial(_has_handler, tensor, one), one)
         ]
-        # Since torch 2.15 a table holds the handlers.
-        table = vars(tensor).get("tp_methods", {})
-        self._entries = {name: table[name] for name in taken_apart if name in table}
-        handlers = {f"method_{name}" for name in taken_apart}
-        self._originals = {name: vars(tensor)[name] for name in handlers if name in vars(tensor)}
 
         def whole(original: Any) -> Any:
             def method(self: Any, *arguments: Any, value: Any = None) -> Any:
@@ -187,16 +165,13 @@ class WholeInPlaceOperations(WhenImported):
 
             return method
 
-        for name, original in self._originals.items():
-            setattr(tensor, name, whole(original))
-        for name, entry in self._entries.items():
-            table[name] = type(entry)(whole(entry.handler))
-
-    def undo(self, module: Any) -> None:
-        for name, original in self._originals.items():
-            setattr(module.TensorVariable, name, original)
-        if self._entries:
-            module.TensorVariable.tp_methods.update(self._entries)
+        for name in [f"method_{one}" for one in taken_apart if f"method_{one}" in vars(tensor)]:
+            self.exchanged.exchange(tensor, name, whole(vars(tensor)[name]))
+        # Since torch 2.15 a table holds the handlers.
+        table = vars(tensor).get("tp_methods", {})
+        ours = {one: type(table[one])(whole(table[one].handler)) for one in taken_apart if one in table}
+        if ours:
+            self.exchanged.exchange(tensor, "tp_methods", {**table, **ours})
 
 
 def _has_handler(tensor: Any, name: str) -> bool:

@@ -16,7 +16,6 @@ import torch
 from habana_mp import _core
 from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DTYPES
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import compile_nothing
@@ -41,28 +40,22 @@ class ExactCodeInGraphs(WhenImported):
     """Puts operations of exact code into regions, while there is such code."""
 
     name = "torch._dynamo.symbolic_convert"
-    _replacement: Replacement | None = None
     _is_wanted = False
 
     def follow(self, is_wanted: bool) -> None:
         """Called whenever exact code is set, or none is left."""
         self._is_wanted = is_wanted
-        if self._module is not None:
-            self.do(self._module)
+        for module in self._modules.values():
+            self.do(module)
 
     def do(self, module: Any) -> None:
+        self.exchanged.put_back()
         if not self._is_wanted:
-            self.undo(module)
-        elif not holds(_RESULTS, lambda: _is_as_expected(module)):
+            return
+        if holds(_RESULTS, lambda: _is_as_expected(module)):
+            self.exchanged.replace(sys.modules[_UTILS].get_fake_value, _get_fake_value)
+        else:
             compile_nothing()
-        elif self._replacement is None:
-            self._replacement = Replacement(sys.modules[_UTILS].get_fake_value, _get_fake_value)
-            self._replacement.install()
-
-    def undo(self, module: Any) -> None:
-        if self._replacement is not None:
-            self._replacement.uninstall()
-            self._replacement = None
 
 
 exact_code_in_graphs = ExactCodeInGraphs()
@@ -125,18 +118,11 @@ class ResumedExactCode(WhenImported):
     """Makes the rest of an exact function exact too, which Dynamo makes a function of its own after a graph break."""
 
     name = "torch._dynamo.resume_execution"
-    _replacement: Replacement | None = None
 
     def do(self, module: Any) -> None:
         cache = module.ContinueExecutionCache
         if holds(_RESUMED, lambda: vars(cache)["lookup"].__func__.__code__.co_varnames[:2] == ("cls", "code")):
-            self._replacement = Replacement(vars(cache)["lookup"].__func__, _look_up)
-            self._replacement.install()
-
-    def undo(self, module: Any) -> None:
-        if self._replacement is not None:
-            self._replacement.uninstall()
-            self._replacement = None
+            self.exchanged.replace(vars(cache)["lookup"].__func__, _look_up)
 
 
 def _look_up(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

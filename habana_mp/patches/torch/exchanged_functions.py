@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from habana_mp.patches.tools.named_functions import Exchange, ExchangedFunctions
-from habana_mp.patches.torch import autograd_hooks, checks_of_dtypes, copied_modules, in_float32, without_casts
+from habana_mp.patches.torch import (
+    autograd_hooks,
+    checkpoint,
+    checks_of_dtypes,
+    copied_modules,
+    without_casts,
+)
 
 EXCHANGES: tuple[Exchange, ...] = (
     *without_casts.EXCHANGES,
-    *in_float32.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,
     *copied_modules.EXCHANGES,
+    *checkpoint.EXCHANGES,
 )
 
 

@@ -9,9 +9,6 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.code_exchange import Replacement
-from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
-from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE
 from habana_mp.patches.tools.when_imported import WhenImported
 
@@ -32,10 +29,6 @@ class RegionsInExport(WhenImported):
     """
 
     name = "torch.fx.experimental.proxy_tensor"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._attributes = ExchangedAttributes()
 
     def do(self, module: Any) -> None:
         if not holds(_MODE, lambda: _notes_regions(module)):
@@ -58,11 +51,8 @@ class RegionsInExport(WhenImported):
                 _leave_noted_region(state)
             return leave_mode(tracing, *error)
 
-        self._attributes.exchange(mode, "__torch_function__", entering_regions)
-        self._attributes.exchange(mode, "__exit__", leaving_all)
-
-    def undo(self, module: Any) -> None:
-        self._attributes.put_back()
+        self.exchanged.exchange(mode, "__torch_function__", entering_regions)
+        self.exchanged.exchange(mode, "__exit__", leaving_all)
 
 
 _PROGRAMS = Assumption(
@@ -84,13 +74,6 @@ class ExportedPrograms(WhenImported):
     """
 
     name = "torch.export.exported_program"
-    _replacement: Replacement | None = None
-
-    def begin(self) -> None:
-        self.install(Settings())
-
-    def end(self) -> None:
-        self.uninstall()
 
     def do(self, module: Any) -> None:
         made = module.ExportedProgram.__init__
@@ -103,13 +86,7 @@ class ExportedPrograms(WhenImported):
                 if node.op in ("placeholder", "output"):
                     node.meta[_EXPORTED_WITH_RULES] = True
 
-        self._replacement = Replacement(made, note)
-        self._replacement.install()
-
-    def undo(self, module: Any) -> None:
-        if self._replacement is not None:
-            self._replacement.uninstall()
-            self._replacement = None
+        self.exchanged.replace(made, note)
 
 
 exported_programs = ExportedPrograms()

@@ -33,8 +33,7 @@ class KernelTable(WhenImported):
         if not holds(_TABLE, lambda: _is_as_expected(module.extern_kernels)):
             return
         kernels = module.extern_kernels
-        originals: dict[str, Any] = {}
-        self._originals = originals
+        originals = self._originals = {}
 
         def set_untouched(namespace: Any, name: str, value: Any) -> None:
             if type(value) is types.BuiltinFunctionType:
@@ -43,16 +42,13 @@ class KernelTable(WhenImported):
             object.__setattr__(namespace, name, value)
 
         # Kernels are added to the table when lowerings are registered, so later ones must be replaced too.
-        type(kernels).__setattr__ = set_untouched  # type: ignore[assignment]  # called as a method
+        self.exchanged.exchange(type(kernels), "__setattr__", set_untouched)
         for name, value in list(vars(kernels).items()):
             setattr(kernels, name, value)
 
     def undo(self, module: Any) -> None:
-        kernels = getattr(module, "extern_kernels", None)
-        if "__setattr__" in vars(type(kernels)):
-            del type(kernels).__setattr__
         for name, original in self._originals.items():
-            setattr(kernels, name, original)
+            object.__setattr__(module.extern_kernels, name, original)
 
 
 def _is_as_expected(kernels: Any) -> bool:

@@ -15,7 +15,6 @@ import torch
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools import direct_calls
-from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
@@ -83,7 +82,6 @@ class ModulesInGraphs(WhenImported):
     """Turns the module calls that Dynamo traces into regions."""
 
     name = "torch._dynamo.variables.nn_module"
-    _replacements: tuple[Replacement, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ class ModulesInGraphs(WhenImported):
     def begin(self, user: str) -> None:
         """Turns the calls into regions, for `within`, for rules by module or for the results of models."""
         self._users.add(user)
-        self.install(Settings())
+        self.install()
 
     def end(self, user: str) -> None:
         self._users.discard(user)
@@ -134,18 +132,12 @@ class ModulesInGraphs(WhenImported):
         if not holds(_CALLS_IN_GRAPHS, lambda: all(map(_is_as_expected, _callers(module)))):
             compile_nothing()
             return
-        self._replacements = tuple(Replacement(one, call) for one in _callers(module))
-        for replacement in self._replacements:
-            replacement.install()
+        for one in _callers(module):
+            self.exchanged.replace(one, call)
 
     def region(self) -> int:
         """Returns the number of the region of the call that is traced."""
         return self._regions[-1]
-
-    def undo(self, module: Any) -> None:
-        for replacement in self._replacements:
-            replacement.uninstall()
-        self._replacements = ()
 
 
 def _callers(module: Any) -> list[Any]:

@@ -10,45 +10,20 @@ import torch
 
 from habana_mp import _core
 
-#: Entries are looked through for dead modules when there are twice as many as after the last time, and at least these.
-_FEW = 32
-
-
 #: Their slices are made by registering modules again.
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
-
-
-class _Living:
-    """Modules by their identity. A class of modules may have no hash."""
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._many = _FEW
-
-    def __contains__(self, module: torch.nn.Module) -> bool:
-        reference = self._references.get(id(module))
-        return reference is not None and reference() is module
-
-    def add(self, module: torch.nn.Module) -> None:
-        if len(self._references) >= self._many:
-            self._references = {key: one for key, one in self._references.items() if one() is not None}
-            self._many = max(_FEW, 2 * len(self._references))
-        self._references[id(module)] = weakref.ref(module)
-
-    def clear(self) -> None:
-        self._references.clear()
 
 
 class Holders:
     """The modules that hold other ones."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        #: By the identity of a module: those that held it when this was noted.
-        self._of: dict[int, list[weakref.ref[torch.nn.Module]]] = {}
-        self._many = _FEW
+        #: By the identity of a module: the module, and those that held it when this was noted. (A class of modules may
+        #: have no hash.)
+        self._of: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
         self._hook: Any = None
         #: The modules whose place was looked for, and what is called when one of them gets another one.
-        self._placed = _Living()
+        self._placed: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._changed = changed
         #: The modules on whose life places depend, by identity.
         self._ends: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -71,7 +46,7 @@ class Holders:
 
     def note_place(self, module: torch.nn.Module) -> None:
         """Notes that the place of this module was looked for."""
-        self._placed.add(module)
+        self._placed[id(module)] = _dropped_from(self._placed, module)
 
     def note_parts(self, module: torch.nn.Module) -> None:
         """Notes what this module holds. torch calls no hook for the parts of a module that was copied or unpickled."""
@@ -101,17 +76,14 @@ class Holders:
         return bool(self._around(module))
 
     def _around(self, module: torch.nn.Module) -> list[torch.nn.Module]:
-        alive = [one for one in (reference() for reference in self._of.get(id(module), ())) if one is not None]
+        _, holders = self._of.get(id(module), (None, []))
+        alive = [one for one in (reference() for reference in holders) if one is not None]
         return [one for one in alive if any(part is module for part in parts_of(one))]
 
     def _note(self, holder: torch.nn.Module, part: torch.nn.Module) -> None:
-        if len(self._of) >= self._many:
-            for key, references in list(self._of.items()):
-                self._of[key] = [one for one in references if one() is not None]
-            self._of = {key: references for key, references in self._of.items() if references}
-            self._many = max(_FEW, 2 * len(self._of))
-        others = [one for one in self._of.get(id(part), ()) if _is_another(one(), holder)]
-        self._of[id(part)] = [*others, weakref.ref(holder)]
+        reference, holders = self._of.get(id(part), (None, []))
+        others = [one for one in holders if _is_another(one(), holder)]
+        self._of[id(part)] = reference or _dropped_from(self._of, part), [*others, weakref.ref(holder)]
 
     def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
         """True if the holder is a container that belongs to no module, and gets a module that has a place: as the one
@@ -123,7 +95,7 @@ class Holders:
             return
         before = part_named(name, holder)
         for given in (module, before):
-            if given is not None and any(one in self._placed for one in modules_in(given)):
+            if given is not None and any(id(one) in self._placed for one in modules_in(given)):
                 self.places_changed()
         if module is None:
             return
@@ -141,6 +113,12 @@ class Holders:
     def note_end(self, holder: torch.nn.Module) -> None:
         """Lets all places be found anew when this module is dropped."""
         self._ends[id(holder)] = weakref.ref(holder, self.places_changed)
+
+
+def _dropped_from(known: dict[int, Any], module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
+    """Returns a reference to a module whose entry goes with it: another one may get its identity."""
+    key = id(module)
+    return weakref.ref(module, lambda _: known.pop(key, None))
 
 
 def _is_another(module: torch.nn.Module | None, than: torch.nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,37 +23,21 @@ def code_around_steps() -> types.CodeType:
     return Optimizer.profile_hook_step(step).__code__
 
 
-class StepHook:
-    """A hook that is called before or after every optimizer's step."""
-
-    def __init__(self, hook: Callable[..., Any], *, before: bool) -> None:
-        self._hook = hook
-        self._register = register_optimizer_step_pre_hook if before else register_optimizer_step_post_hook
-        self._handle: RemovableHandle | None = None
-
-    def install(self) -> None:
-        if self._handle is None:
-            self._handle = self._register(self._hook)
-
-    def uninstall(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-
 class OptimizerSteps(Patch):
-    """Notifies the core at the beginning and the end of each step."""
+    """Notifies the core at the beginning and the end of each step, by hooks."""
 
     def __init__(self) -> None:
-        self._hooks = [StepHook(before_step, before=True), StepHook(after_step, before=False)]
+        self._handles: list[RemovableHandle] = []
 
     def install(self, settings: Settings) -> None:
-        for hook in self._hooks:
-            hook.install()
+        if not self._handles:
+            self._handles.append(register_optimizer_step_pre_hook(before_step))
+            self._handles.append(register_optimizer_step_post_hook(after_step))
 
     def uninstall(self) -> None:
-        for hook in self._hooks:
-            hook.uninstall()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
 
 
 def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

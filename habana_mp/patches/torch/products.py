@@ -13,7 +13,7 @@ gradient is a sum of products with it, in the precision that the operand was giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -43,13 +43,10 @@ _linear = _core.unpatched_copy(torch._C._nn.linear)
 _matmul = _core.unpatched_copy(torch._C._VariableFunctions.matmul)
 
 
-def _of_convolutions(name: str) -> dict[Any, tuple[int, Any]]:
+def _functions(name: str) -> dict[Any, tuple[int, Any]]:
     """Returns the dimensions of images, and the function that no list reaches, by torch's function."""
     functions = [(count, getattr(torch._C._VariableFunctions, f"{name}{count}d")) for count in (1, 2, 3)]
     return {one: (count, _core.unpatched_copy(one)) for count, one in functions}
-
-
-_convolutions, _transposed_convolutions = _of_convolutions("conv"), _of_convolutions("conv_transpose")
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
@@ -301,31 +298,17 @@ def _call_addmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | Non
     return _apply_rows(input, weight.t(), bias, given and (given[1], given[2].t()))
 
 
-def _call_mm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
-    if len(arguments) != 2 or not _are_alike(arguments, (2, 2)):
-        return NotImplemented
-    return _rows_of_matrix(arguments, given)
-
-
-def _rows_of_matrix(arguments: tuple[Tensor, Tensor], given: tuple[Any, ...] | None) -> Tensor:
-    return _apply_rows(arguments[0], arguments[1].t(), None, given and (given[0], given[1].t()))
-
-
-def _call_bmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
-    if given or len(arguments) != 2 or not _are_alike(arguments, (3, 3)) or len(arguments[0]) != len(arguments[1]):
-        return NotImplemented
-    return _apply(_Batches, *arguments)
-
-
-def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
+def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None, dimensions: int = 0) -> Any:
+    """Computes ``matmul``, or a function that takes no other operands than those with so many dimensions."""
     if len(arguments) != 2 or not all(isinstance(one, Tensor) and one.dim() > 1 for one in arguments):
         return NotImplemented
-    input, other = arguments
-    if not _are_alike(arguments, (input.dim(), other.dim())):
+    one, other = arguments
+    is_taken = not dimensions or (one.dim() == dimensions == other.dim() and one.shape[:-2] == other.shape[:-2])
+    if not is_taken or not _are_alike(arguments, (one.dim(), other.dim())):
         return NotImplemented
     if other.dim() == 2:
-        return _rows_of_matrix(arguments, given)
-    return NotImplemented if given else _apply(_Batches, input, other)
+        return _apply_rows(one, other.t(), None, given and (given[0], given[1].t()))
+    return NotImplemented if given else _apply(_Batches, one, other)
 
 
 def _for_each(value: Any, dimensions: int) -> list[int]:
@@ -333,24 +316,19 @@ def _for_each(value: Any, dimensions: int) -> list[int]:
     return numbers * dimensions if len(numbers) == 1 else numbers
 
 
-#: The arguments after input, weight and bias, as they are left out.
-_OPTIONS = {"convolution": (1, 0, 1, 1), "transposed": (1, 0, 0, 1, 1)}
-
-
-def _call_convolution(called: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
-    return NotImplemented if given else _convolved(called, arguments, _OPTIONS["convolution"], _convolutions)
-
-
-def _call_transposed_convolution(called: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
-    return NotImplemented if given else _convolved(called, arguments, _OPTIONS["transposed"], _transposed_convolutions)
-
-
-def _convolved(called: Any, arguments: tuple[Any, ...], defaults: tuple[int, ...], functions: dict[Any, Any]) -> Any:
+def _convolved(
+    functions: dict[Any, tuple[int, Any]],
+    defaults: tuple[int, ...],
+    called: Any,
+    arguments: tuple[Any, ...],
+    operands: tuple[Any, ...] | None,
+) -> Any:
+    """Computes a convolution by one of these functions; ``defaults``: its arguments after input, weight and bias."""
     tensors, given = (*arguments, None, None, None)[:3], arguments[3:]
     options = (*given, *defaults[len(given) :])
     count, function = functions.get(called, (0, None))
     is_plain = not any(isinstance(one, str) for one in options)
-    if not is_plain or function is None or not _are_alike(tensors[:2], (count + 2, count + 2)):
+    if operands or not is_plain or function is None or not _are_alike(tensors[:2], (count + 2, count + 2)):
         return NotImplemented
     if tensors[2] is not None and not _are_alike((tensors[0], tensors[2]), (count + 2, 1)):
         return NotImplemented
@@ -366,11 +344,11 @@ def _convolved(called: Any, arguments: tuple[Any, ...], defaults: tuple[int, ...
 _TRACKED: dict[str, Callable[..., Any]] = {
     "linear": _call_linear,
     "addmm": _call_addmm,
-    "mm": _call_mm,
+    "mm": partial(_call_matmul, dimensions=2),
     "matmul": _call_matmul,
-    "bmm": _call_bmm,
-    "convolution": _call_convolution,
-    "transposed_convolution": _call_transposed_convolution,
+    "bmm": partial(_call_matmul, dimensions=3),
+    "convolution": partial(_convolved, _functions("conv"), (1, 0, 1, 1)),
+    "transposed_convolution": partial(_convolved, _functions("conv_transpose"), (1, 0, 0, 1, 1)),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import types
 from multiprocessing import spawn
@@ -13,6 +14,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools import torch_files
+from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch import autocast_regions
 from habana_mp.patches.torch.optimizer_steps import code_around_steps
@@ -25,6 +27,13 @@ _BUILTINS = Assumption(
     assumed="torch enters autocast, constructs modules and Parameters, and hands out memory by builtins that we know",
     check="each is there, and a builtin function",
     otherwise="convert refuses",
+)
+
+_CONSTRUCTOR = Assumption(
+    "torch.constructor-logs-itself",
+    assumed="`torch.nn.Module.__init__` calls `torch._C._log_api_usage_once('python.nn_module')`",
+    check="its code names both",
+    otherwise="its code is exchanged for one that tells the core",
 )
 
 _WORKER = Assumption(
@@ -63,6 +72,16 @@ def _are_builtins() -> bool:
     return True
 
 
+def _constructor_logs_itself() -> bool:
+    code = inspect.unwrap(torch.nn.Module.__init__).__code__
+    return "_log_api_usage_once" in code.co_names and "python.nn_module" in code.co_consts
+
+
+def _begin_construction(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    _core.construction_begins(arguments[0])
+    return original(*arguments, **keywords)
+
+
 def _worker_namespace() -> dict[str, Any]:
     from torch.utils.data._utils import worker
 
@@ -74,6 +93,7 @@ class RecognisedCode(Patch):
 
     def __init__(self) -> None:
         self._is_installed = False
+        self._exchanged = Exchanged()
 
     def check(self, settings: Settings) -> None:
         require(_BUILTINS, _are_builtins)
@@ -82,6 +102,8 @@ class RecognisedCode(Patch):
     def install(self, settings: Settings) -> None:
         if self._is_installed:
             return
+        if not holds(_CONSTRUCTOR, _constructor_logs_itself):
+            self._exchanged.replace(torch.nn.Module.__init__, _begin_construction)
         regions = autocast_regions.disabled_regions()  # before the builtins are tapped, because it calls one of them
         _core.tap_builtins(_tapped_builtins(), tuple(uncounted_writers()))
         _core.set_recognised(
@@ -104,7 +126,8 @@ class RecognisedCode(Patch):
         self._is_installed = True
 
     def uninstall(self) -> None:
-        self._is_installed = False  # the core itself removes what it has installed
+        self._is_installed = False
+        self._exchanged.put_back()  # the core itself removes what it has installed
 
 
 def _may_be_child_process() -> bool:

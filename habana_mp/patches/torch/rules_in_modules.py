@@ -60,12 +60,12 @@ class RulesInModules:
         _core.forget_module_names()
         _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
         modules_in_graphs.begin("rules")
-        exported_programs.begin()
+        exported_programs.install()
 
     def end(self) -> None:
         """Makes all modules run by the same rules again."""
         if self.is_on:
-            exported_programs.end()
+            exported_programs.uninstall()
             modules_in_graphs.end("rules")
             _core.take_rules_out_of_modules()
             direct_calls.end("rules")

@@ -36,13 +36,6 @@ _TAPPED = Assumption(
     otherwise="a lower value that is stored over a float32 tensor stays lower, unless it is known to be lowered",
 )
 
-_BUFFERS = Assumption(
-    "torch.module-buffers",
-    assumed="a module has its buffers in the dictionary `_buffers`",
-    check="torch.nn.Module declares it",
-    otherwise="a buffer in float32 may be replaced by one in lower precision, without a warning",
-)
-
 
 class StoredValues(Patch):
     """Installs a torch hook that sees buffers. The core calls `look_at_value` for all other values."""
@@ -52,8 +45,7 @@ class StoredValues(Patch):
 
     def install(self, settings: Settings) -> None:
         if self._handle is None:
-            for tells in (_nodes_are_known, _buffers_are_known, _state_is_tapped):
-                tells()  # so that the ledger has the result before any value is stored
+            _nodes_are_known()  # so that the ledger has the result before any value is stored
             if _state_is_tapped():
                 _core.tap_state(_set_function())
             look: Any = _look_at_buffer  # torch's annotation has no return value
@@ -72,10 +64,6 @@ def _nodes_are_known() -> bool:
 def _names_nodes() -> bool:
     nodes: Any = torch._C._functions
     return hasattr(nodes, "ToCopyBackward0") and hasattr(nodes.AccumulateGrad, "variable")
-
-
-def _buffers_are_known() -> bool:
-    return holds(_BUFFERS, lambda: "_buffers" in torch.nn.Module.__annotations__)
 
 
 def _state_is_tapped() -> bool:
@@ -99,14 +87,10 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Ten
     """Returns the tensor that becomes the buffer instead, or None."""
     if torch.compiler.is_compiling() or not isinstance(value, torch.Tensor):
         return None
-    former = _buffer(module, name)
+    former = module._buffers.get(name)
     is_float32 = former is not None and former.dtype is torch.float32
     kept = look_at_value(f"the buffer `{name}` of {type(module).__name__}", value, former if is_float32 else None)
     return None if kept is value else kept
-
-
-def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    return module._buffers.get(name) if _buffers_are_known() else None
 
 
 def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
@@ -141,7 +125,7 @@ def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
     unknown. Also true if the memory of a tensor was freed, as by sharding: then no value is stored."""
     if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _state_is_tapped():
         return True
-    if not (_has_memory(former) and _has_memory(values)):
+    if _was_freed(former) or _was_freed(values):
         return True
     return not _is_in_module_call() and _is_conversion(values)
 
@@ -150,8 +134,7 @@ def _is_conversion(values: torch.Tensor) -> bool:
     """True if a method of a float32 tensor converted these values."""
     if _core.was_converted(values):
         return True
-    node = _first_computing(values.grad_fn) if _nodes_are_known() else None
-    return node is not None and node.name() == "ToCopyBackward0"
+    return _nodes_are_known() and _first_computing(values.grad_fn)[0] == _CONVERTS
 
 
 def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
@@ -176,16 +159,11 @@ def _is_in_module_call() -> bool:
     return False
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        return True
+def _was_freed(tensor: torch.Tensor) -> bool:
     try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # in a transform
-        return True
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return tensor.numel() == 0 or storage.nbytes() >= needed
+        return tensor.numel() != 0 and tensor.untyped_storage().nbytes() == 0
+    except (NotImplementedError, RuntimeError):  # without a storage: sparse, or in a transform
+        return False
 
 
 def _is_lowered(values: torch.Tensor) -> bool:
@@ -195,6 +173,8 @@ def _is_lowered(values: torch.Tensor) -> bool:
         return True
     return _core.may_be_lowered_in_graph(values) and _nodes_are_known() and _comes_from_float32(values.grad_fn)
 
+
+_CONVERTS = "ToCopyBackward0"
 
 #: Nodes of autograd's graph that do not change values, without "Backward" and the number after it.
 _SAME_VALUES = frozenset(
@@ -206,20 +186,18 @@ _SAME_VALUES = frozenset(
 )
 
 
-def _first_computing(node: Any) -> Any:
-    """Returns the first node at or behind this one that changes values, or None."""
+def _first_computing(node: Any) -> tuple[str, Any]:
+    """Returns the first node at or behind this one that changes values, after its name, which is empty without one."""
     while node is not None and node.name().partition("Backward")[0] in _SAME_VALUES:
         node = node.next_functions[0][0]
-    return node
+    return ("" if node is None else node.name()), node
 
 
 def _comes_from_float32(node: Any) -> bool:
     """True if the results of this node were computed, not only converted, from a float32 leaf."""
-    node = _first_computing(node)
-    if node is None or node.name() == "ToCopyBackward0":
-        return False
+    name, node = _first_computing(node)
     nodes: Any = torch._C._functions
-    waiting = [node]
+    waiting = [] if name in ("", _CONVERTS) else [node]
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()

@@ -8,6 +8,7 @@ ends a step as torch's wrapper does.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import weakref
@@ -16,7 +17,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from habana_mp.patches.tools.code_exchange import forwarding_code, untouched
+from habana_mp.patches.tools.exchange import Exchanged, forwarding_code, replaced, untouched
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.optimizer_steps import after_step, before_step
@@ -24,13 +25,13 @@ from habana_mp.patches.torch.optimizer_steps import after_step, before_step
 #: The attribute of a replaced step that holds its original. So a class that a program drops is freed with its step.
 _ATTRIBUTE = "_habana_mp_original"
 
-#: A plain dictionary, since torch.compile traces the step and cannot read a WeakValueDictionary.
-_steps: dict[str, weakref.ref[types.FunctionType]] = {}
+#: The steps that were replaced.
+_steps: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
-def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def in_step(reference: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces the code of such a step. The core looks for this function in the call stack."""
-    step: Any = _steps[key]()
+    step = reference()
     # Without the attribute another thread has restored the step meanwhile: it has its own code again.
     run = vars(step).get(_ATTRIBUTE, step)
     if not isinstance(arguments[0], Optimizer):  # another class has the same mixin
@@ -77,7 +78,7 @@ class UnwrappedSteps(Patch):
     """Replaces all such steps, including those of classes that are created later."""
 
     def __init__(self) -> None:
-        self._hook: Any = None
+        self._exchanged = Exchanged()
 
     def install(self, settings: Settings) -> None:
         for optimizer in set(_subclasses(Optimizer)):
@@ -88,15 +89,12 @@ class UnwrappedSteps(Patch):
                 super(Optimizer, made).__init_subclass__(**options)  # type: ignore[misc]  # `made` is a subclass
                 _replace(made)
 
-            self._hook = classmethod(look)
-            Optimizer.__init_subclass__ = self._hook  # type: ignore[method-assign]  # removed by `uninstall`
+            self._exchanged.exchange(Optimizer, "__init_subclass__", classmethod(look))
 
     def uninstall(self) -> None:
-        if self._hook is not None and vars(Optimizer).get("__init_subclass__") is self._hook:
-            del Optimizer.__init_subclass__
-        self._hook = None
-        for step in [reference() for reference in list(_steps.values())]:
-            if step is not None and _ATTRIBUTE in vars(step):
+        self._exchanged.put_back()
+        for step in list(_steps):
+            if _ATTRIBUTE in vars(step):
                 step.__code__ = vars(step)[_ATTRIBUTE].__code__
                 del vars(step)[_ATTRIBUTE]
 
@@ -108,7 +106,8 @@ def _replace(optimizer: type) -> None:
     if owner is Optimizer or not isinstance(step, types.FunctionType) or hasattr(step, "hooked"):
         return
     if _ATTRIBUTE not in vars(step) and _passes_constructor_over(optimizer):
-        key = str(id(step))
-        _steps[key] = weakref.ref(step, lambda _: _steps.pop(key, None))
+        key = f"{id(step)}"
+        replaced[key] = functools.partial(in_step, weakref.ref(step, lambda _: replaced.pop(key, None)))
+        _steps.add(step)
         vars(step)[_ATTRIBUTE] = untouched(step)
-        step.__code__ = forwarding_code(step, in_step, imported=__name__, known_as=key)
+        step.__code__ = forwarding_code(step, key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.without_casts import without_casts
 from habana_mp.patches.torch.begun_backwards import notify_scaled
 
@@ -49,18 +49,18 @@ SCALED_STEPS: Table = {"torch.amp.grad_scaler": ("GradScaler.step",)}
 SCALED_LOSSES: Table = {"torch.amp.grad_scaler": ("GradScaler.scale",)}
 
 
-def without_casts_of_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def without_casts_of_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces the method of a gradient scaler that scales a loss."""
     if arguments[0].is_enabled():
         notify_scaled(arguments[1:])
-    return without_casts(name, arguments, keywords)
+    return without_casts(original, arguments, keywords)
 
 
-def without_casts_where_enabled(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def without_casts_where_enabled(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a gradient scaler's method. A disabled one may get a closure, which runs a model's forward."""
     if arguments[0].is_enabled():
-        return without_casts(name, arguments, keywords)
-    return originals[name](*arguments, **keywords)
+        return without_casts(original, arguments, keywords)
+    return original(*arguments, **keywords)
 
 
 _STATE = assumption_of_functions(

@@ -1,8 +1,8 @@
-"""Replaces the code of a Python function.
+"""Replaces functions and attributes, and puts them back.
 
-The function keeps its identity: its code object is replaced by one with the same parameters. The new code passes them,
-and the original function, to the replacement. Aliases of the function follow the change, and restoring the old code
-undoes it completely.
+A Python function keeps its identity: its code object is replaced by one with the same parameters. The new code passes
+them, and the original function, to the replacement. Aliases of the function follow the change, and restoring the old
+code undoes it completely.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import inspect
 import itertools
 import types
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from habana_mp.common.exchanged_code import remember
-from habana_mp.common.ledger import Assumption, UnmetError, holds, require
-from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.common.ledger import Assumption, require
 
 _PLACEHOLDER = "habana_mp: replaced by the function to call"
 
@@ -28,6 +26,19 @@ _CODE = Assumption(
     check="it is done to a function of our own, with its arguments of each kind",
     otherwise="convert refuses",
 )
+
+#: What replaces a function: it gets the original, the arguments and the keywords.
+Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+#: What code that torch.compile reads calls, by name: it cannot hold a function as a constant.
+replaced: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+
+_MISSING = object()
+
+
+def require_exchange() -> None:
+    """Raises if the code of functions cannot be replaced."""
+    require(_CODE, _exchanges_code)
 
 
 def untouched(function: types.FunctionType) -> types.FunctionType:
@@ -46,15 +57,56 @@ def full_name(function: types.FunctionType) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def forwarding_code(
-    function: types.FunctionType, call: Callable[..., Any], *, imported: str = "", known_as: str = ""
-) -> types.CodeType:
-    """Returns a code object with the parameters of ``function`` that passes them to ``call(args, kwargs)``.
+class Exchanged:
+    """The replaced attributes with their former and their new values, the latest one last."""
 
-    torch.compile does not read code that holds a function as a constant. With ``imported``, the name of a module,
-    ``call`` is a function of that module and is imported in each call. Its first argument is then the full name of
-    ``function``, or ``known_as``.
-    """
+    def __init__(self) -> None:
+        self._exchanged: list[tuple[Any, str, Any, Any]] = []
+
+    def exchange(self, owner: Any, name: str, value: Any) -> None:
+        """Sets this attribute on ``owner`` itself; inherited attributes stay unchanged."""
+        self._exchanged.append((owner, name, _own(owner, name), value))
+        setattr(owner, name, value)
+
+    def replace(self, function: Any, call: Call, *, is_read: bool = False) -> types.FunctionType:
+        """Makes calls of a Python function go to ``call(original, arguments, keywords)``. Returns the original.
+        ``is_read``: torch.compile reads the new code, which takes a little longer."""
+        original = untouched(function)
+        if is_read:
+            replaced[full_name(function)] = functools.partial(call, original)
+            code = _read_code(function, function.__code__)
+        else:
+            code = forwarding_code(function, functools.partial(call, original))
+        self.exchange(function, "__code__", code)
+        return original
+
+    def put_back(self) -> None:
+        """Restores the former values. An attribute that other code has replaced since keeps its present value."""
+        while self._exchanged:
+            owner, name, before, value = self._exchanged[-1]
+            if _own(owner, name) is value:
+                if before is _MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+            self._exchanged.pop()
+
+
+def _own(owner: Any, name: str) -> Any:
+    if isinstance(owner, types.ModuleType | types.FunctionType):  # its code and a setting are not among its variables
+        return getattr(owner, name, _MISSING)
+    return vars(owner).get(name, _MISSING)
+
+
+@functools.cache
+def _read_code(function: types.FunctionType, code: types.CodeType) -> types.CodeType:
+    """Compiles the code once for each ``code`` of a function. This takes a large part of the time of ``convert``."""
+    return forwarding_code(function, full_name(function))
+
+
+def forwarding_code(function: types.FunctionType, call: str | Callable[..., Any]) -> types.CodeType:
+    """Returns a code object with the parameters of ``function`` that passes them to ``call(args, kwargs)``. A string is
+    a name in :data:`replaced`."""
     code = function.__code__
     parameters: list[str] = []
     arguments: list[str] = []
@@ -85,11 +137,12 @@ def forwarding_code(
         keywords.append(f"**{others}")
     # A function accepts only code with as many free variables as its own, so the new code refers to them too.
     free = "".join(name + ", " for name in code.co_freevars)
-    called = f"{call.__name__}({(known_as or full_name(function))!r}, (" if imported else f"{_PLACEHOLDER!r}(("
     statements = [free] if free else []
-    if imported:
-        statements.append(f"from {imported} import {call.__name__}")
-    statements.append(f"return {called}{''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})")
+    called = repr(_PLACEHOLDER)
+    if isinstance(call, str):
+        statements.append(f"from {__name__} import replaced as _habana_mp_replaced")
+        called = f"_habana_mp_replaced[{call!r}]"
+    statements.append(f"return {called}(({''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})")
     name = code.co_name if code.co_name.isidentifier() else "function"  # a lambda has no name
     source = (
         f"def enclosing({free}):\n"
@@ -113,59 +166,6 @@ def _inner_code(code: types.CodeType) -> types.CodeType:
     return next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
-class Replacement:
-    """A Python function of torch whose calls go to ``call(original, args, kwargs)`` while it is installed."""
-
-    def __init__(self, function: Any, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        self._function = function
-        self._code = function.__code__
-        original = untouched(function)
-        self._forwarding = forwarding_code(function, lambda arguments, keywords: call(original, arguments, keywords))
-
-    def install(self) -> None:
-        self._function.__code__ = self._forwarding
-
-    def uninstall(self) -> None:
-        self._function.__code__ = self._code
-
-
-class ReplacedFunction(Patch):
-    """Replaces one torch function by another one."""
-
-    assumption: ClassVar[Assumption]
-    _replacement: Replacement | None = None
-
-    @staticmethod
-    @abstractmethod
-    def find() -> Any:
-        """Returns the function to replace."""
-
-    @staticmethod
-    @abstractmethod
-    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Runs in place of the function, which is passed as ``original``."""
-
-    def check(self, settings: Settings) -> None:
-        require(_CODE, _exchanges_code)
-
-    def install(self, settings: Settings) -> None:
-        if self._replacement is None and holds(self.assumption, self._is_as_expected):
-            self._replacement = Replacement(self.find(), self.call)
-            self._replacement.install()
-
-    def uninstall(self) -> None:
-        if self._replacement is not None:
-            self._replacement.uninstall()
-            self._replacement = None
-
-    def _is_as_expected(self) -> bool:
-        function = self.find()
-        if not isinstance(function, types.FunctionType):
-            raise UnmetError(f"it is {function!r}")
-        code = function.__code__
-        return bool(code.co_argcount or code.co_flags & inspect.CO_VARARGS)
-
-
 @functools.cache
 def _exchanges_code() -> bool:
     outer = object()
@@ -180,8 +180,8 @@ def _exchanges_code() -> bool:
         given.append(arguments)
         return original(*arguments, **keywords)
 
-    replacement = Replacement(sample, call)
-    replacement.install()
+    exchanged = Exchanged()
+    exchanged.replace(sample, call)
     got = sample(1), sample(1, 3, 5, d=6, f=7)
-    replacement.uninstall()
+    exchanged.put_back()
     return got == expected == (sample(1), sample(1, 3, 5, d=6, f=7)) and given == [(1, 2), (1, 3, 5)]
