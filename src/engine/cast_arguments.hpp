@@ -81,4 +81,8 @@ class CastArguments {
   bool scalar_changed_ = false;
 };
 
+// Returns the float32 result of a call, or the tuple of results, rounded to `to`. Null with an exception set on
+// failure.
+Owned rounded(PyObject* result, Kind to, CastContext& context);
+
 }  // namespace habana_mp::engine

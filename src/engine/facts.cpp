@@ -159,21 +159,11 @@ bool Facts::is_decided_elsewhere() const {
 
 std::optional<Reason> Facts::place() const { return engine::place(); }
 
-bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
-
 bool Facts::is_of_float32_alone_within_modules() const {
   return is_of_modules(thread_state.region) && is_of_float32_alone(arguments);
 }
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
-
-std::optional<rules::Present> Facts::inputs_with_dimensions() const { return engine::inputs_with_dimensions(*this); }
-
-bool Facts::holds_one_tensor() const { return engine::holds_one_tensor(arguments, reading); }
-
-bool Facts::holds_sparse_tensor() const { return engine::holds_sparse_tensor(arguments, reading); }
-
-bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, rule, arguments); }
 
 bool Facts::first_input_is_a_number() const {
   return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);

@@ -4,7 +4,6 @@
 
 #include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
-#include "engine/results.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
 #include "host/modes.hpp"

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <memory>
 #include <new>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "engine/model_results.hpp"
-#include "engine/results.hpp"
+#include "engine/known_tensors.hpp"
+#include "engine/modules.hpp"
 #include "host/frames.hpp"
 #include "owned.hpp"
 
@@ -27,12 +25,7 @@ NeverDestroyed<std::vector<Target*>> all_functions;
 std::vector<Target*>& functions() { return *all_functions; }
 
 // The counts of functions that no longer exist.
-struct Dropped {
-  std::string representation;
-  Count count;
-};
-NeverDestroyed<std::map<std::tuple<std::string, Precision, Reason>, Dropped>> all_dropped;
-std::map<std::tuple<std::string, Precision, Reason>, Dropped>& dropped() { return *all_dropped; }
+NeverDestroyed<std::vector<Counted>> dropped;
 
 NeverDestroyed<std::deque<Rule>> rules;  // its elements never move; a few dozen are enough for every policy
 
@@ -110,16 +103,28 @@ Target* make_function_target(PyObject* function, PyObject* shown, const std::str
 
 namespace {
 
-// Moves the counts of this target into `dropped`.
-void keep_counts(Target& target) {
+void add_counts(const Target& target, std::vector<Counted>& all) {
   for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
     for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
-      Count& count = target.counts[precision][reason];
-      if (count.calls == 0) continue;
+      const Count& count = target.counts[precision][reason];
       const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-      Dropped& kept = dropped()[{target.operation, decision.precision, decision.reason}];
-      if (kept.count.calls == 0) kept.representation = target.representation;
-      kept.count += std::exchange(count, {});
+      if (count.calls != 0) all.push_back({target.operation, target.representation, decision, count});
+    }
+  }
+}
+
+// Keeps the counts of a target that will be dropped.
+void keep_counts(const Target& target) {
+  std::vector<Counted> counted;
+  add_counts(target, counted);
+  for (const Counted& one : counted) {
+    const auto known = std::ranges::find_if(*dropped, [&](const Counted& other) {
+      return other.operation == one.operation && other.decision == one.decision;
+    });
+    if (known == dropped->end()) {
+      dropped->push_back(one);
+    } else {
+      known->count += one.count;
     }
   }
 }
@@ -136,29 +141,18 @@ void drop_function_target(Target* target) noexcept {
   const Owned object = std::move(target->object);
 }
 
-void for_each_count(const std::function<void(const Counted&)>& visit) {
-  const auto visit_target = [&](const Target& target) {
-    for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
-      for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
-        const Count& count = target.counts[precision][reason];
-        if (count.calls == 0) continue;
-        const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-        visit({target.operation, target.representation, decision, count});
-      }
-    }
-  };
-  for (std::size_t i = 0; i < target_count; ++i) visit_target(*targets[i]);
-  for (const Target* target : functions()) visit_target(*target);
-  for (const auto& [key, one] : dropped()) {
-    const auto& [operation, precision, reason] = key;
-    visit({operation, one.representation, {precision, reason}, one.count});
-  }
+std::vector<Counted> counts() {
+  std::vector<Counted> all;
+  for (std::size_t i = 0; i < target_count; ++i) add_counts(*targets[i], all);
+  for (const Target* target : functions()) add_counts(*target, all);
+  all.insert(all.end(), dropped->begin(), dropped->end());
+  return all;
 }
 
 void reset_counts() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
   for (Target* target : functions()) target->counts = {};
-  dropped().clear();
+  dropped->clear();
   model_results = {};
   lower_updates = 0;
 }

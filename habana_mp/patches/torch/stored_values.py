@@ -55,7 +55,7 @@ class StoredValues(Patch):
             for tells in (_nodes_are_known, _buffers_are_known, _state_is_tapped):
                 tells()  # so that the ledger has the result before any value is stored
             if _state_is_tapped():
-                _core.tap_state(_set_function())
+                _core.tap_state(_set_function(), False)
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -83,7 +83,7 @@ def _state_is_tapped() -> bool:
 
 
 def _may_tap_state() -> bool:
-    _core.check_state(_set_function())
+    _core.tap_state(_set_function(), True)
     return True
 
 
