@@ -168,21 +168,9 @@ Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
 
 bool may_lower_products(const Call& call, Kind to) {
   if (!host::may_cast_inside() || host::is_recorded_by_torch()) return false;
-  const auto is_known = [to](PyObject* value) {
-    const Kind kind = host::kind_of(value);
-    return !is_floating(kind) || ((kind == Kind::f32 || kind == to) && !host::is_off_cpu(value));
-  };
-  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
-    PyObject* const value = call.arguments.values[i];
-    if (call.reading.kinds[i] != Kind::sequence) {
-      if (!is_known(value)) return false;
-      continue;
-    }
-    for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(value); ++j) {
-      if (!is_known(PySequence_Fast_GET_ITEM(value, j))) return false;
-    }
-  }
-  return true;
+  return !is_any_tensor(call.arguments, [to](PyObject* value, Kind kind) {
+    return is_floating(kind) && ((kind != Kind::f32 && kind != to) || host::is_off_cpu(value));
+  });
 }
 
 Owned attempt_with_casts(const Call& call, Attempt& attempt) {

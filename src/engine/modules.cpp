@@ -79,15 +79,9 @@ PyObject* ModelCall::leave(PyObject* result) const {
 }
 
 void note_lower_parameters(const Arguments& arguments) noexcept {
-  const auto note = [](PyObject* value) {
-    if (host::is_parameter(value) && is_lower(host::kind_of_tensor(value))) thread_state.used_lower_parameter = true;
-  };
-  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    PyObject* const value = arguments.values[i];
-    note(value);
-    if (host::kind_of(value) != Kind::sequence) continue;
-    for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(value); ++j) note(PySequence_Fast_GET_ITEM(value, j));
-  }
+  host::for_each_tensor(arguments.values, arguments.count(), [](PyObject* tensor) {
+    if (host::is_parameter(tensor) && is_lower(host::kind_of_tensor(tensor))) thread_state.used_lower_parameter = true;
+  });
 }
 
 // ---- rules by module ----

@@ -18,8 +18,7 @@ namespace habana_mp::engine {
 
 namespace {
 
-NeverDestroyed<std::deque<RuleSet>> all_sets;  // its elements never move
-std::deque<RuleSet>& sets() { return *all_sets; }
+NeverDestroyed<std::deque<RuleSet>> sets;  // its elements never move
 
 RuleSet* of_modules = nullptr;
 
@@ -147,14 +146,14 @@ static RuleSet* numbered(RuleSet&& content) {
   meanings.reserve(meanings.size() + 1);
   content.mark = static_cast<std::uint16_t>(meanings.size());
   content.number = content.mark;
-  RuleSet* made = &sets().emplace_back(std::move(content));
+  RuleSet* made = &sets->emplace_back(std::move(content));
   if (made->after_tracked_cast != nullptr) immortal(made->after_tracked_cast);  // the set is never freed either
   meanings.push_back({made});
   return made;
 }
 
 RuleSet* intern_rule_set(RuleSet&& content) {
-  for (RuleSet& known : sets()) {
+  for (RuleSet& known : *sets) {
     if (&known != of_modules && !known.is_in_modules && known.rules == content.rules &&
         known.device == content.device && known.name == content.name &&
         known.after_tracked_cast == content.after_tracked_cast) {
@@ -204,14 +203,14 @@ void mark(RuleSet& set) {
 
 RuleSet* module_rule_set(RuleSet&& content) {
   content.is_in_modules = true;
-  const auto known = std::find_if(sets().begin(), sets().end(), [&](const RuleSet& one) {
+  const auto known = std::find_if(sets->begin(), sets->end(), [&](const RuleSet& one) {
     return one.is_in_modules && one.base == content.base && one.device == content.device && one.name == content.name &&
            one.after_tracked_cast == content.after_tracked_cast && one.rules == content.rules;
   });
-  RuleSet* set = known != sets().end() ? &*known : nullptr;
+  RuleSet* set = known != sets->end() ? &*known : nullptr;
   if (set == nullptr) {
     content.number = next_in_modules;
-    set = &sets().emplace_back(std::move(content));
+    set = &sets->emplace_back(std::move(content));
     ++next_in_modules;
   } else {
     set->covered = std::move(content.covered);
@@ -224,15 +223,14 @@ void free_marks_in_modules() noexcept {
   for (MeaningOfDtype& one : meanings_of_dtypes()) {
     if (one.set != nullptr && one.set->is_in_modules) one = {};
   }
-  for (RuleSet& set : sets()) {
+  for (RuleSet& set : *sets) {
     if (set.is_in_modules) set.mark = 0;
   }
 }
 
 RuleSet* rule_set(std::uint64_t number) noexcept {
-  const auto found =
-      std::find_if(sets().begin(), sets().end(), [=](const RuleSet& set) { return set.number == number; });
-  return found == sets().end() ? nullptr : &*found;
+  const auto found = std::find_if(sets->begin(), sets->end(), [=](const RuleSet& set) { return set.number == number; });
+  return found == sets->end() ? nullptr : &*found;
 }
 
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {

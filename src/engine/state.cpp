@@ -83,7 +83,7 @@ bool is_running(const Construction& construction) {
   return false;
 }
 
-// Replaces the record of the construction, which may be null, and frees the former one.
+// Replaces the record of the module that is being constructed; null for none.
 void set_construction(ThreadState& state, Construction* record) {
   const std::unique_ptr<Construction> former(std::exchange(state.construction, record));
 }

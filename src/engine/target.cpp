@@ -19,10 +19,8 @@ std::array<Target*, target_capacity> targets{};
 std::size_t target_count = 0;
 
 namespace {
-NeverDestroyed<std::unordered_map<PyObject*, Target*>> all_by_object;
-std::unordered_map<PyObject*, Target*>& by_object() { return *all_by_object; }
-NeverDestroyed<std::vector<Target*>> all_functions;
-std::vector<Target*>& functions() { return *all_functions; }
+NeverDestroyed<std::unordered_map<PyObject*, Target*>> by_object;
+NeverDestroyed<std::vector<Target*>> functions;
 
 // The counts of functions that no longer exist.
 NeverDestroyed<std::vector<Counted>> dropped;
@@ -64,8 +62,8 @@ Rule without_lowering(const Rule& listed, const Rule& unlisted) {
 }
 
 Target* find_target(PyObject* object) noexcept {
-  const auto found = by_object().find(object);
-  return found == by_object().end() ? nullptr : found->second;
+  const auto found = by_object->find(object);
+  return found == by_object->end() ? nullptr : found->second;
 }
 
 void set_equivalent_function(PyObject* method, PyObject* function) noexcept {
@@ -89,7 +87,7 @@ Target* target_for(PyObject* object, host::CallableKind kind, const char* operat
   if (target == nullptr) return nullptr;
   target->kind = kind;
   target->index = target_count;
-  by_object().emplace(object, target.get());
+  by_object->emplace(object, target.get());
   return targets[target_count++] = target.release();
 }
 
@@ -97,7 +95,7 @@ Target* make_function_target(PyObject* function, PyObject* shown, const std::str
   std::unique_ptr<Target> target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
   target->kind = host::CallableKind::user_function;
-  functions().push_back(target.get());
+  functions->push_back(target.get());
   return target.release();
 }
 
@@ -132,10 +130,9 @@ void keep_counts(const Target& target) {
 }  // namespace
 
 void drop_function_target(Target* target) noexcept {
-  std::vector<Target*>& alive = functions();
   const std::unique_ptr<Target> gone(target);
   keep_counts(*target);
-  alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
+  std::erase(*functions, target);
   // Released last, since that may run other code.
   const Owned called = std::move(target->called);
   const Owned object = std::move(target->object);
@@ -144,14 +141,14 @@ void drop_function_target(Target* target) noexcept {
 std::vector<Counted> counts() {
   std::vector<Counted> all;
   for (std::size_t i = 0; i < target_count; ++i) add_counts(*targets[i], all);
-  for (const Target* target : functions()) add_counts(*target, all);
+  for (const Target* target : *functions) add_counts(*target, all);
   all.insert(all.end(), dropped->begin(), dropped->end());
   return all;
 }
 
 void reset_counts() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
-  for (Target* target : functions()) target->counts = {};
+  for (Target* target : *functions) target->counts = {};
   dropped->clear();
   model_results = {};
   lower_updates = 0;
