@@ -367,11 +367,9 @@ def forget_known(tensor: Any) -> None:
 def was_converted(tensor: Any) -> bool:
     """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 
-def check_state(set_function: Any) -> None:
-    """Raises if :func:`tap_state` would."""
-
-def tap_state(set_function: Any) -> None:
-    """Taps conversions by methods of tensors, and this function: `__setattr__` of `nn.Module`."""
+def tap_state(set_function: Any, only_checks: bool, /) -> None:
+    """Taps conversions by methods of tensors, and this function: `__setattr__` of `nn.Module`. With `only_checks` it
+    raises if that is impossible, and changes nothing."""
 
 def was_lowered(tensor: Any) -> bool:
     """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""
@@ -379,8 +377,6 @@ def was_lowered(tensor: Any) -> bool:
 def may_be_lowered_in_graph(tensor: Any) -> bool: ...
 def unpatched_copy(builtin: Any) -> Any:
     """Returns an equivalent of this builtin function whose calls are not intercepted."""
-
-def is_covered(object: Any) -> bool: ...
 
 disabled_flag: str
 """The device type whose autocast flag says that casts are disabled in a thread."""

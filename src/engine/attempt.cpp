@@ -6,13 +6,17 @@
 #include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
 #include "engine/products.hpp"
+#include "engine/reporting.hpp"
 #include "errors.hpp"
+#include "host/callers.hpp"
 #include "host/casts_inside.hpp"
 #include "host/tensors.hpp"
 #include "tensor/cast_memory.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {
+
+using rules::Try;
 
 Accelerators accelerators;
 
@@ -97,7 +101,7 @@ bool fold_products(PyObject* made) {
 // Returns false with an exception set on failure.
 bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
   if (!cast.make(call.rule, call.reading, to, attempt.context)) return false;
-  if (!call.rule.is_recurrent || attempt.is_fused || records || to == Kind::f32) return true;
+  if (!call.rule.is_recurrent || attempt.plan.is_fused || records || to == Kind::f32) return true;
   const Py_ssize_t place = position_of_weights(call);
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
   return made == nullptr || made == call.arguments.values[place] || fold_products(made);
@@ -127,7 +131,7 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
 Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt& attempt) {
   CastContext& context = attempt.context;
   const Rule& rule = call.rule;
-  const bool computes = attempt.in_float32 || is_computed_here(rule, call.arguments, to);
+  const bool computes = attempt.plan.in_float32 || is_computed_here(rule, call.arguments, to);
   const bool is_on_cpu = host::is_plain_on_cpu(call.arguments.values[0]);
   const bool may_leave_casts = !rule.float32_result && (!is_on_cpu || (records && !computes));
   const auto [autocast, are_all] =
@@ -141,7 +145,7 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
   if (context.has_autocast_casts) return call_and_cast_inside(call.target, cast.arguments(), to, *autocast);
-  return computes ? call_lowered(call, cast.arguments(), to, attempt.in_float32)
+  return computes ? call_lowered(call, cast.arguments(), to, attempt.plan.in_float32)
                   : Owned(call_without_modes(call.target, cast.arguments()));
 }
 
@@ -151,8 +155,7 @@ Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Owned rows(
       PyObject_CallFunctionObjArgs(call.rule.execution.in_rows, arguments.values[0], arguments.values[1], nullptr));
-  attempt.interrupted = !rows && is_interrupt();
-  if (attempt.interrupted) return nullptr;
+  if (!rows && is_interrupt()) return nullptr;
   clear_error();
   SmallBuffer<PyObject*> values(arguments.count());
   std::copy_n(arguments.values, arguments.count(), values.data());
@@ -165,26 +168,15 @@ Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
 
 bool may_lower_products(const Call& call, Kind to) {
   if (!host::may_cast_inside() || host::is_recorded_by_torch()) return false;
-  const auto is_known = [to](PyObject* value) {
-    const Kind kind = host::kind_of(value);
-    return !is_floating(kind) || ((kind == Kind::f32 || kind == to) && !host::is_off_cpu(value));
-  };
-  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
-    PyObject* const value = call.arguments.values[i];
-    if (call.reading.kinds[i] != Kind::sequence) {
-      if (!is_known(value)) return false;
-      continue;
-    }
-    for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(value); ++j) {
-      if (!is_known(PySequence_Fast_GET_ITEM(value, j))) return false;
-    }
-  }
-  return true;
+  return !is_any_tensor(call.arguments, [to](PyObject* value, Kind kind) {
+    return is_floating(kind) && ((kind != Kind::f32 && kind != to) || host::is_off_cpu(value));
+  });
 }
 
-Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_with_casts(const Call& call, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
-  if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
+  const Kind to = attempt.plan.computed_in;
+  if (attempt.plan.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = host::grad_is_enabled();
   const bool may_be_traced = call.rule.execution.in_rows != nullptr && !records && to != Kind::f32;
   if (may_be_traced && arguments.positional > 1 && host::holds_subclass(arguments.values, 1) &&
@@ -192,6 +184,77 @@ Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
     return attempt_with_traced_rows(call, to, attempt);
   }
   return attempt_with_given_layout(call, to, records, attempt);
+}
+
+// ---- failed calls that are made again ----
+
+namespace {
+
+// Makes the call with every input in one precision.
+Owned make_in(Kind to, Decision decision, const Call& call, rules::Failure& failure) {
+  CastContext context;
+  CastArguments cast(call.arguments);
+  failure.casts_were_made = cast.make(call.rule, call.reading, to, context);
+  failure.changed_anything = context.casts != 0;
+  Owned result(failure.casts_were_made ? call_original(call.target, cast.arguments()) : nullptr);
+  if (result) report(call.target, decision, context);
+  return result;
+}
+
+Owned make_as_written(const Call& call) {
+  Owned result(call_original(call.target, call.arguments));
+  if (result) report(call.target, {Precision::unchanged, Reason::no_kernel}, {});
+  return result;
+}
+
+Owned make_try(Try step, const Call& call, rules::Failure& failure) {
+  switch (step) {
+    case Try::in_float32:
+      return make_in(Kind::f32, {Precision::fp32, Reason::no_kernel}, call, failure);
+    case Try::in_precision_of_state: {
+      const Kind to = lower_state_of(call);
+      return make_in(to, {rules::precision_of(to), Reason::in_place}, call, failure);
+    }
+    default:
+      return make_as_written(call);
+  }
+}
+
+// True if the exception says that a dtype was refused, by torch or by a cast.
+bool is_refusal(const rules::Failure& failure) { return !failure.casts_were_made || host::error_is_about_a_dtype(); }
+
+}  // namespace
+
+Owned try_again(Try step, const rules::Failure& first, const Facts& facts) {
+  if (step == Try::give_up) return nullptr;
+  bool was_refusal = is_refusal(first);
+  do {
+    HeldError former;
+    rules::Failure failure{.step = step, .was_as_written = first.was_as_written};
+    trace_steps_of(facts.target);
+    rules::trace("it failed, and is tried again", rules::name(step));
+    Owned result = make_try(step, facts, failure);
+    if (!result) {
+      step = rules::next_try(facts.rule, failure, facts);
+      const bool is_of_call = failure.casts_were_made ? facts.torch_raised() : facts.cast_refused();
+      const bool refused = is_of_call && is_refusal(failure);
+      if (former && is_of_call && !rules::tells_more(failure, refused, was_refusal)) continue;
+      was_refusal = refused;
+    }
+    former.drop();
+    if (result) return result;
+  } while (step != Try::give_up);
+  return nullptr;
+}
+
+Owned call_without_lowering(const Facts& facts) {
+  const bool may_widen = facts.rule.action != Action::in_place;
+  return try_again(may_widen ? Try::in_float32 : Try::as_written, {}, facts);
+}
+
+Owned try_plain_again(bool holds_lower, const Facts& facts) {
+  const Try step = rules::next_try_of_plain(facts.rule, holds_lower, facts);
+  return try_again(step, {.was_as_written = true}, facts);
 }
 
 }  // namespace habana_mp::engine

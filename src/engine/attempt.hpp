@@ -2,19 +2,18 @@
 // autocast, or with casts that the engine makes.
 #pragma once
 
-#include "engine/cast_arguments.hpp"
+#include "engine/facts.hpp"
+#include "owned.hpp"
+#include "rules/retry.hpp"
 
 namespace habana_mp::engine {
 
-// The options and the outcome of an attempt.
+// The plan and the outcome of an attempt.
 struct Attempt {
-  CastContext context;
-  bool is_fused = false;    // from the plan
-  bool is_inside = false;   // from the plan
-  bool in_float32 = false;  // from the plan
-  bool made = true;         // false if a cast failed
+  const rules::Plan& plan;
+  CastContext context{};
+  bool made = true;  // false if a cast failed
   bool scalar_changed = false;
-  bool interrupted = false;
 };
 
 // True if torch's autocast can lower the products inside this call and leave all else as it is without lists. That
@@ -22,6 +21,18 @@ struct Attempt {
 bool may_lower_products(const Call& call, Kind to);
 
 // Returns the result, or null with the exception of a cast or of the call set. `attempt` says which of them failed.
-Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt);
+Owned attempt_with_casts(const Call& call, Attempt& attempt);
+
+// ---- failed calls that are made again, step by step (rules/retry.hpp) ----
+
+// Tries this step and then the next ones, after the failure of a first try whose exception is set, if there was one.
+// Returns null with an exception set if all steps fail.
+Owned try_again(rules::Try step, const rules::Failure& first, const Facts& facts);
+
+// The same after a call failed as it is written, whose inputs needed no cast.
+Owned try_plain_again(bool holds_lower, const Facts& facts);
+
+// Makes a call that has no correct lowered form: in float32 if the rule allows it, else as it is written.
+Owned call_without_lowering(const Facts& facts);
 
 }  // namespace habana_mp::engine

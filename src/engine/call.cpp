@@ -1,19 +1,18 @@
 #include "engine/call.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "engine/answers.hpp"
 #include "engine/attempt.hpp"
-#include "engine/model_results.hpp"
+#include "engine/known_tensors.hpp"
+#include "engine/modules.hpp"
 #include "engine/originals.hpp"
 #include "engine/products.hpp"
 #include "engine/region.hpp"
 #include "engine/reporting.hpp"
-#include "engine/results.hpp"
-#include "engine/retry.hpp"
-#include "engine/tracing.hpp"
 #include "errors.hpp"
+#include "host/modes.hpp"
 #include "host/tensors.hpp"
 #include "rules/decide.hpp"
 #include "rules/rule_source.hpp"
@@ -53,19 +52,15 @@ bool has_more_memory(const Facts& facts) {
 
 // Inlined: each extra frame costs several nanoseconds on return.
 [[gnu::always_inline]] inline PyObject* call_with_casts(const Facts& facts, Plan plan) {
-  Attempt attempt;
-  attempt.is_fused = plan.is_fused;
-  attempt.is_inside = plan.is_inside;
-  attempt.in_float32 = plan.in_float32;
-  Owned result = attempt_with_casts(facts, plan.computed_in, attempt);
+  Attempt attempt{plan};
+  Owned result = attempt_with_casts(facts, attempt);
   if (!result && has_more_memory(facts)) [[unlikely]] {
     attempt.context = {};
     attempt.made = true;
-    result = attempt_with_casts(facts, plan.computed_in, attempt);
+    result = attempt_with_casts(facts, attempt);
   }
   if (result && plan.computed_in != plan.to) result = rounded(result.get(), plan.to, attempt.context);
   if (!result) {
-    if (attempt.interrupted) return counted_if_failed(nullptr, facts, plan.decision, attempt.context);
     const bool changed_anything = attempt.context.casts != 0 || attempt.scalar_changed;
     const rules::Failure failure{.step = Try::with_casts,
                                  .was_as_written = attempt.made && !changed_anything,
@@ -181,15 +176,13 @@ static PyObject* counted_as_protected(Target& target, PyObject* result) {
   }
   PyObject* result = call_original(target, arguments);
   if (result != nullptr) return counted_as_protected(target, result);
-  Reading again(arguments.count());
-  const Facts facts_again{{target, rule, arguments, again}};
   bool holds_lower = false;
   {
     const HeldError held;
-    read(rule, arguments, again);
-    holds_lower = rules::draft_protected(rule, again, facts_again).to == Kind::f32;
+    if (!rule.is_product) read(rule, arguments, reading);
+    holds_lower = rules::draft_protected(rule, reading, facts).to == Kind::f32;
   }
-  Owned last = try_plain_again(holds_lower, facts_again);
+  Owned last = try_plain_again(holds_lower, facts);
   if (!last) count(target, protected_call, {});
   return last.release();
 }
@@ -270,6 +263,46 @@ PyObject* answer(Target& target, const Arguments& arguments) {
   PyObject* result = answer_by_lists(target, arguments);
   if (result != nullptr) weights::arguments_escape(arguments.values, arguments.count());
   return result;
+}
+
+// ---- reading and assigning elements: most such calls leave nothing to decide, and are neither decided nor counted
+// ----
+
+namespace {
+
+// True if this key may select a value several times, as lists and tensors may. Numbers, slices, None and Ellipsis
+// select each value at most once.
+bool may_pick_twice(PyObject* key) {
+  if (PyTuple_Check(key)) {
+    return std::any_of(PySequence_Fast_ITEMS(key), PySequence_Fast_ITEMS(key) + PyTuple_GET_SIZE(key),
+                       [](PyObject* part) { return PyTuple_Check(part) || may_pick_twice(part); });
+  }
+  return !PyLong_Check(key) && !PySlice_Check(key) && key != Py_None && key != Py_Ellipsis;
+}
+
+// True if the value has another precision than the tensor, or is a number that rule 9 clamps.
+bool may_need_cast(PyObject* tensor, PyObject* value) {
+  const Kind to = host::kind_of(tensor);
+  if (!is_floating(to)) return false;
+  if (is_number(value)) return is_lower(to) && saturated(value, to).has_value();
+  const Kind from = host::kind_of(value);
+  return is_floating(from) && from != to;
+}
+
+}  // namespace
+
+int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value) {
+  if (value == nullptr || !may_need_cast(tensor, value)) return target.original_assignment(tensor, key, value);
+  PyObject* const values[] = {tensor, key, value};
+  return Owned(answer(target, {values, 3, nullptr})) ? 0 : -1;
+}
+
+PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key) {
+  const bool may_add_up =
+      may_pick_twice(key) && is_lower(host::kind_of(tensor)) && host::grad_is_enabled() && host::requires_grad(tensor);
+  if (!may_add_up) return target.original_subscript(tensor, key);
+  PyObject* const values[] = {tensor, key};
+  return answer(target, {values, 2, nullptr});
 }
 
 }  // namespace habana_mp::engine

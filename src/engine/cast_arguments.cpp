@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "engine/tracing.hpp"
+#include "engine/reporting.hpp"
 #include "errors.hpp"
 #include "host/tensors.hpp"
 #include "weights/cache.hpp"
@@ -206,6 +206,20 @@ void CastArguments::trace_casts(const Reading& reading, Kind to) const noexcept 
   for (Py_ssize_t i = 0; i < made_; ++i) {
     if (values_[i] != given_.values[i]) trace_cast(i, reading.kinds[i], to);
   }
+}
+
+Owned rounded(PyObject* result, Kind to, CastContext& context) {
+  if (PyTuple_CheckExact(result)) {
+    Owned all(PyTuple_New(PyTuple_GET_SIZE(result)));
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(result); ++i) {
+      Owned made = rounded(PyTuple_GET_ITEM(result, i), to, context);
+      if (!made) return nullptr;
+      PyTuple_SET_ITEM(all.get(), i, made.release());
+    }
+    return all;
+  }
+  return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, context.made)
+                                            : Owned::borrowed(result);
 }
 
 }  // namespace habana_mp::engine

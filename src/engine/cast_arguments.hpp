@@ -37,27 +37,22 @@ bool may_have_cached_cast(const Rule& rule, PyObject* item, CastContext& context
 // failure.
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, CastContext& context);
 
-// Releases a result of cast_item. `transient` is the value that the context had after that call.
-inline void release_cast(Owned value, bool transient) {
-  if (transient) tensor::give_back(value.release());
-}
-
 // Rule 9: for a Python number that float32 holds and the lower precision does not, returns the nearest number in that
 // precision's range. Returns nullopt for other numbers.
 std::optional<double> saturated(PyObject* number, Kind precision);
 
 // True if an argument stays in float32 beside a lowered input because the kernel takes it so.
 bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading);
-inline bool one_stays_in_float32(const Call& call) {
-  return one_stays_in_float32(call.rule, call.arguments, call.reading);
-}
 
 // New arguments with all casts of the plan. Owns the objects in it.
 class CastArguments {
  public:
   explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), transient_(given.count()) {}
   ~CastArguments() {
-    for (Py_ssize_t i = 0; i < made_; ++i) release_cast(Owned(values_[i]), transient_[i]);
+    for (Py_ssize_t i = 0; i < made_; ++i) {
+      Owned value(values_[i]);
+      if (transient_[i]) tensor::give_back(value.release());
+    }
   }
   CastArguments(const CastArguments&) = delete;
   CastArguments& operator=(const CastArguments&) = delete;
@@ -80,5 +75,9 @@ class CastArguments {
   SmallBuffer<bool> transient_;
   bool scalar_changed_ = false;
 };
+
+// Returns the float32 result of a call, or the tuple of results, rounded to `to`. Null with an exception set on
+// failure.
+Owned rounded(PyObject* result, Kind to, CastContext& context);
 
 }  // namespace habana_mp::engine

@@ -14,25 +14,9 @@ namespace habana_mp::engine {
 
 namespace {
 
-// True if `test(value, kind)` holds for an argument or for an item of a list or tuple among them.
-template <typename Test>
-bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, int depth = 0) {
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    const Kind kind = host::kind_of(values[i]);
-    if (kind == Kind::sequence && depth < deepest_sequence) {
-      if (is_any_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), test, depth + 1)) {
-        return true;
-      }
-    } else if (test(values[i], kind)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // True if one of the floating tensors is on a device of this kind.
 bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
-  return is_any_tensor(arguments.values, arguments.count(), [=](PyObject* value, Kind kind) {
+  return is_any_tensor(arguments, [=](PyObject* value, Kind kind) {
     if (!is_floating(kind)) return false;
     // The fast check comes first: it holds for plain tensors on the CPU alone.
     const bool off_cpu = !host::is_plain_on_cpu(value) && host::is_off_cpu(value);
@@ -67,7 +51,7 @@ bool has_many_channels_or_short_rows(const Arguments& arguments) {
 bool is_of_float32_alone(const Arguments& arguments) {
   bool holds_parameter = false;
   bool holds_other = false;
-  return !is_any_tensor(arguments.values, arguments.count(), [&](PyObject* value, Kind kind) {
+  return !is_any_tensor(arguments, [&](PyObject* value, Kind kind) {
     if (is_lower(kind)) return true;
     if (kind != Kind::f32) return false;
     if (host::is_parameter(value)) {
@@ -103,12 +87,12 @@ bool is_left_alone(const Arguments& arguments) {
 }
 
 bool holds_lower_tensor(const Arguments& arguments) {
-  return is_any_tensor(arguments.values, arguments.count(), [](PyObject*, Kind kind) { return is_lower(kind); });
+  return is_any_tensor(arguments, [](PyObject*, Kind kind) { return is_lower(kind); });
 }
 
 Kind first_floating_kind(const Arguments& arguments) {
   Kind first = Kind::other;
-  is_any_tensor(arguments.values, arguments.count(), [&first](PyObject*, Kind kind) {
+  is_any_tensor(arguments, [&first](PyObject*, Kind kind) {
     if (is_floating(kind)) first = kind;
     return is_floating(kind);
   });
@@ -116,8 +100,7 @@ Kind first_floating_kind(const Arguments& arguments) {
 }
 
 bool holds_lowered_tensor(const Arguments& arguments) {
-  return is_any_tensor(arguments.values, arguments.count(),
-                       [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
+  return is_any_tensor(arguments, [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
 }
 
 bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments) {
@@ -159,21 +142,11 @@ bool Facts::is_decided_elsewhere() const {
 
 std::optional<Reason> Facts::place() const { return engine::place(); }
 
-bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
-
 bool Facts::is_of_float32_alone_within_modules() const {
   return is_of_modules(thread_state.region) && is_of_float32_alone(arguments);
 }
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
-
-std::optional<rules::Present> Facts::inputs_with_dimensions() const { return engine::inputs_with_dimensions(*this); }
-
-bool Facts::holds_one_tensor() const { return engine::holds_one_tensor(arguments, reading); }
-
-bool Facts::holds_sparse_tensor() const { return engine::holds_sparse_tensor(arguments, reading); }
-
-bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, rule, arguments); }
 
 bool Facts::first_input_is_a_number() const {
   return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);
@@ -189,7 +162,7 @@ bool Facts::may_lower_products(Kind to) const { return engine::may_lower_product
 // forward-mode AD do not.
 bool Facts::mixes_in_a_transform() const {
   return (rule.castable.off_cpu_positions | rule.castable.raised_positions) != 0 && host::is_transformed() &&
-         host::grad_is_enabled() && one_stays_in_float32(*this);
+         host::grad_is_enabled() && one_stays_in_float32(rule, arguments, reading);
 }
 
 // An exception of any other class comes from Python code inside the call, such as a hook that stops a recomputation,

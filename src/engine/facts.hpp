@@ -20,15 +20,19 @@ struct Facts : Call {
   [[nodiscard]] bool is_python_function() const { return target.is_python(); }
   [[nodiscard]] bool is_decided_elsewhere() const;
   [[nodiscard]] std::optional<Reason> place() const;
-  [[nodiscard]] bool caller_is_exact() const;
+  [[nodiscard]] bool caller_is_exact() const { return engine::caller_is_exact(); }
   [[nodiscard]] bool is_of_float32_alone_within_modules() const;
   [[nodiscard]] bool is_for_another_device() const;
 
   // The inputs and the operation.
-  [[nodiscard]] std::optional<rules::Present> inputs_with_dimensions() const;
-  [[nodiscard]] bool holds_one_tensor() const;
-  [[nodiscard]] bool holds_sparse_tensor() const;
-  [[nodiscard]] bool has_number_beyond(Kind precision) const;
+  [[nodiscard]] std::optional<rules::Present> inputs_with_dimensions() const {
+    return engine::inputs_with_dimensions(*this);
+  }
+  [[nodiscard]] bool holds_one_tensor() const { return engine::holds_one_tensor(arguments, reading); }
+  [[nodiscard]] bool holds_sparse_tensor() const { return engine::holds_sparse_tensor(arguments, reading); }
+  [[nodiscard]] bool has_number_beyond(Kind precision) const {
+    return engine::has_number_beyond(precision, rule, arguments);
+  }
   [[nodiscard]] bool first_input_is_a_number() const;
   [[nodiscard]] Answer makes_product() const { return answer_of(rule.conditions.makes_product, Answer::yes); }
   [[nodiscard]] Answer is_fused() const { return answer_of(rule.conditions.is_fused); }

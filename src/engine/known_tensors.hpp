@@ -2,7 +2,9 @@
 // hold them by their memory, so their aliases are found too.
 #pragma once
 
-#include <Python.h>
+#include <cstdint>
+
+#include "engine/facts.hpp"
 
 namespace habana_mp::engine {
 
@@ -17,6 +19,14 @@ bool was_lowered(PyObject* tensor) noexcept;
 // True for a tensor in a lower precision that autograd tracks, if casts are made here: its graph then shows the origin
 // of its values.
 bool may_be_lowered_in_graph(PyObject* tensor);
+
+// The calls that wrote values in lower precision into a weight in float32.
+extern std::uint64_t lower_updates;
+
+// Remembers the result if this call lowered its inputs, or if it sums inputs in float32 that an earlier call lowered.
+// If autograd tracks the result, this calls the region's function with it instead. Returns false with an exception set
+// if that function raised or memory ran out.
+bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const CastContext& context, PyObject* result);
 
 // ---- conversions ----------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,140 @@
 #include "engine/modules.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "engine/model_results.hpp"
-#include "engine/module_rules.hpp"
-#include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
 #include "host/taps.hpp"
+#include "host/tensors.hpp"
+#include "tensor/cast.hpp"
 #include "watch/modules.hpp"
 
 namespace habana_mp::engine {
+
+// ---- what leaves a model ----
+
+ModelResults model_results;
+
+namespace {
+
+NeverDestroyed<ResultSettings> settings;
+
+// True if lists lower in a call of this module, and no region that the user has opened decides there.
+bool is_lowered(PyObject* module) noexcept {
+  const ThreadState& state = thread_state;
+  if (casts_are_disabled() || state.lists_suspended) return false;
+  if (lists_wait_for_a_module()) return begins_to_apply_lists(module);
+  return policy_is_installed && base_of(state.region) == nullptr;
+}
+
+// True if an argument is such a tensor, or holds one.
+bool hold_tensor_of(const Arguments& arguments, Kind lower, PyObject* holds) {
+  for (Py_ssize_t i = 1; i < arguments.count(); ++i) {
+    PyObject* const value = arguments.values[i];
+    const Kind kind = host::kind_of(value);
+    if (kind == lower) return true;
+    if (kind != Kind::other && kind != Kind::sequence) continue;
+    if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)) continue;
+    const Owned answer(PyObject_CallOneArg(holds, value));
+    if (!answer) HeldError().drop();
+    if (answer.get() == Py_True) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+ModelCall::ModelCall(const Arguments& arguments)
+    : is_outermost_(settings->lower != Kind::other && !thread_state.in_model && is_lowered(arguments.values[0])) {
+  if (!is_outermost_) return;
+  convert_ = Owned::borrowed(settings->convert.get());
+  const Kind lower = settings->lower;
+  const Owned holds = Owned::borrowed(settings->holds.get());
+  if (!hold_tensor_of(arguments, lower, holds.get())) lower_ = lower;
+  thread_state.in_model = true;
+  used_before_ = std::exchange(thread_state.used_lower_parameter, false);
+}
+
+ModelCall::~ModelCall() {
+  if (!is_outermost_) return;
+  thread_state.in_model = false;
+  thread_state.used_lower_parameter = used_before_;
+}
+
+PyObject* ModelCall::leave(PyObject* result) const {
+  if (result == nullptr || lower_ == Kind::other || thread_state.used_lower_parameter) return result;
+  const Kind kind = host::kind_of(result);
+  if (kind != lower_ && kind != Kind::sequence && kind != Kind::other) return result;
+  if (result == Py_None) return result;
+  const Owned held(result);
+  if (kind != lower_) return PyObject_CallOneArg(convert_.get(), result);
+  tensor::CastResult made;
+  Owned left = tensor::cast(result, kind, Kind::f32, made);
+  model_results.tensors += 1;
+  model_results.bytes += made.bytes;
+  return left.release();
+}
+
+void note_lower_parameters(const Arguments& arguments) noexcept {
+  host::for_each_tensor(arguments.values, arguments.count(), [](PyObject* tensor) {
+    if (host::is_parameter(tensor) && is_lower(host::kind_of_tensor(tensor))) thread_state.used_lower_parameter = true;
+  });
+}
+
+// ---- rules by module ----
+
+namespace {
+
+NeverDestroyed<Owned> known_resolver;
+std::uint64_t generation = 0;  // rules that were found in another one are forgotten
+
+// Asks Python. Returns null for the lists as they are; null with a Python exception set on failure.
+const RuleSet* resolve(const watch::RunningModule* module, std::int64_t lists) {
+  if (!*known_resolver) return nullptr;
+  const Owned function = Owned::borrowed(known_resolver->get());
+  const Owned objects = watch::objects_of(module);
+  const Owned given(PyLong_FromLongLong(lists));
+  if (!objects || !given) return nullptr;
+  const Owned number(PyObject_CallFunctionObjArgs(function.get(), objects.get(), given.get(), nullptr));
+  if (!number) return nullptr;
+  const unsigned long long value = PyLong_AsUnsignedLongLong(number.get());
+  return PyErr_Occurred() != nullptr || value == 0 ? nullptr : rule_set(value);
+}
+
+}  // namespace
+
+std::optional<const RuleSet*> rules_in_module(PyObject* module) {
+  const ThreadState& state = thread_state;
+  if (state.lists_suspended) return state.region;
+  const watch::ModuleCall* const call = watch::innermost_module_call();
+  const RuleSet* const around = begins_to_apply_lists(module) ? rule_set_of_modules() : base_of(state.region);
+  if (call == nullptr || !call->module) return around;
+  const bool is_outside = around == nullptr && lists_wait_for_a_module();
+  const std::int64_t lists = is_outside ? -1 : around == nullptr || is_of_modules(around) ? 0 : around->number;
+  const auto known = [&]() -> watch::FoundRules* {
+    for (watch::FoundRules& one : call->module->rules) {
+      if (one.lists == lists) return &one;
+    }
+    return nullptr;
+  };
+  const watch::FoundRules* const before = known();
+  if (before != nullptr && before->generation == generation) [[likely]]
+    return before->rules == nullptr ? around : before->rules;
+  const watch::FoundRules found{lists, generation, resolve(call->module.get(), lists)};
+  if (PyErr_Occurred() != nullptr) return std::nullopt;
+  // Another thread may have found some meanwhile, or converted: then the next call asks again.
+  if (watch::FoundRules* const now = known()) {
+    *now = found;
+  } else {
+    call->module->rules.push_back(found);
+  }
+  return found.rules == nullptr ? around : found.rules;
+}
+
+// ---- the stub ----
 
 namespace {
 
@@ -77,23 +199,25 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
   return model.leave(call(values, flagged_count, keywords));
 }
 
-bool is_wanted() { return is_followed || lists_wait_for_modules || rules_depend_on_modules || results_are_converted; }
-
 FromC<vectorcallfunc> wanted_stub() {
   if (is_followed) return from_c<call_impl_stub<call_followed>>;
   return rules_depend_on_modules ? from_c<call_impl_stub<call_in_rules>>
                                  : from_c<call_impl_stub<call_where_lists_wait>>;
 }
 
-void put_stub_in(PyObject* call_impl, PyObject* answering) {
+// Sets one of the reasons for a stub. False with a Python exception set if the function cannot be tapped.
+bool begin(bool& reason, PyObject* call_impl, PyObject* answering) {
+  if (!can_follow_modules(call_impl)) return false;
+  if (std::exchange(reason, true)) return true;
   const Owned held = Owned::borrowed(call_impl);
   call_tap.stop();
-  if (is_wanted()) call_tap.tap(call_impl, answering, wanted_stub());
+  call_tap.tap(call_impl, answering, wanted_stub());
+  return true;
 }
 
-// After one of the reasons has gone.
-void keep_wanted_stub() noexcept {
-  if (is_wanted()) {
+void end(bool& reason) noexcept {
+  if (!std::exchange(reason, false)) return;
+  if (is_followed || lists_wait_for_modules || rules_depend_on_modules || results_are_converted) {
     call_tap.exchange_stub(wanted_stub());
   } else {
     call_tap.stop();
@@ -120,58 +244,48 @@ bool can_follow_modules(PyObject* call_impl) {
   return false;
 }
 
-bool follow_modules(PyObject* call_impl, PyObject* answering) {
-  if (!can_follow_modules(call_impl)) return false;
-  if (!std::exchange(is_followed, true)) put_stub_in(call_impl, answering);
-  return true;
-}
+bool follow_modules(PyObject* call_impl, PyObject* answering) { return begin(is_followed, call_impl, answering); }
 
-void stop_following_modules() noexcept {
-  if (std::exchange(is_followed, false)) keep_wanted_stub();
-}
+void stop_following_modules() noexcept { end(is_followed); }
 
 bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver) {
   if (!can_follow_modules(call_impl)) return false;
   free_marks_in_modules();
-  set_module_rules(resolver);
-  if (!std::exchange(rules_depend_on_modules, true)) put_stub_in(call_impl, answering);
-  return true;
+  ++generation;
+  *known_resolver = Owned::borrowed(resolver);
+  return begin(rules_depend_on_modules, call_impl, answering);
 }
 
 void take_rules_out_of_modules() noexcept {
-  if (std::exchange(rules_depend_on_modules, false)) keep_wanted_stub();
-  set_module_rules(nullptr);
+  end(rules_depend_on_modules);
+  ++generation;
+  known_resolver->reset();
 }
 
-bool convert_model_results(PyObject* call_impl, PyObject* answering, ResultSettings settings) {
-  if (!can_follow_modules(call_impl)) return false;
-  set_model_results(std::move(settings));
-  if (!std::exchange(results_are_converted, true)) put_stub_in(call_impl, answering);
+bool convert_model_results(PyObject* call_impl, PyObject* answering, ResultSettings wanted) {
+  if (!begin(results_are_converted, call_impl, answering)) return false;
+  const ResultSettings former = std::exchange(*settings, std::move(wanted));
   return true;
 }
 
 void stop_converting_model_results() noexcept {
-  if (std::exchange(results_are_converted, false)) keep_wanted_stub();
-  set_model_results({});
+  end(results_are_converted);
+  const ResultSettings former = std::exchange(*settings, {});
 }
 
 bool lists_wait_for_a_module() noexcept { return lists_wait_for_modules; }
 
 bool wait_for_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
-  if (!may_wait_for_modules(call_impl)) return false;
+  if (!may_wait_for_modules(call_impl) || !begin(lists_wait_for_modules, call_impl, answering)) return false;
   any_module = !among.has_value();
   modules = std::move(among).value_or(std::vector<PyObject*>());
   std::sort(modules.begin(), modules.end());
-  if (!lists_wait_for_modules) {
-    lists_wait_for_modules = true;
-    put_stub_in(call_impl, answering);
-  }
   return true;
 }
 
 void stop_waiting_for_modules() noexcept {
-  lists_wait_for_modules = any_module = false;
-  keep_wanted_stub();
+  end(lists_wait_for_modules);
+  any_module = false;
   modules.clear();
 }
 

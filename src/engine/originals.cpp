@@ -1,11 +1,9 @@
 #include "engine/originals.hpp"
 
-#include <optional>
 #include <utility>
 
 #include "engine/region.hpp"
 #include "engine/state.hpp"
-#include "errors.hpp"
 #include "host/reader.hpp"
 
 namespace habana_mp::engine {
@@ -28,12 +26,11 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
     state.lists_suspended = false;
     return result;
   }
-  const std::optional<std::size_t> regions = suspend_lists();
-  if (!regions) return nullptr;
-  PyObject* result = call_python(target, arguments);
-  const HeldError held;
-  resume_lists(*regions);
-  return result;
+  if (!number_of_suspension()) return nullptr;
+  CastState wanted = current_state();
+  wanted.lists_suspended = true;
+  wanted.suspended_until_tracking = false;
+  return in_state(wanted, [&] { return call_python(target, arguments); });
 }
 
 PyObject* call_operator(Target& target, const Arguments& arguments) {

@@ -4,7 +4,6 @@
 
 #include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
-#include "engine/results.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
 #include "host/modes.hpp"
@@ -27,24 +26,16 @@ struct Operands {
   std::int64_t values = 0;
 };
 
-void look_at(PyObject* value, Operands& seen) {
-  const Kind kind = host::kind_of(value);
-  if (kind == Kind::sequence) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) look_at(PySequence_Fast_GET_ITEM(value, i), seen);
-  }
-  if (!is_floating(kind)) return;
-  seen.are_tracked = seen.are_tracked || host::requires_grad(value);
-  DLTensor view;
-  if (!host::is_plain_tensor(value) || !host::view_on_cpu(value, view)) {
-    seen.are_plain = false;
-    return;
-  }
-  seen.values += host::count_elements(value);
-}
-
 Operands look_at(const Arguments& arguments) {
   Operands seen;
-  for (Py_ssize_t i = 0; i < arguments.count(); ++i) look_at(arguments.values[i], seen);
+  is_any_tensor(arguments, [&seen](PyObject* value, Kind kind) {
+    if (!is_floating(kind)) return false;
+    DLTensor view;
+    seen.are_tracked = seen.are_tracked || host::requires_grad(value);
+    seen.are_plain = seen.are_plain && host::is_plain_tensor(value) && host::view_on_cpu(value, view);
+    if (seen.are_plain) seen.values += host::count_elements(value);
+    return false;
+  });
   return seen;
 }
 
@@ -106,11 +97,9 @@ Owned call_widened(const Call& call, const Arguments& arguments, Kind to, bool i
 
 // True if all floating tensors are ordinary ones on another device than the CPU.
 bool is_on_accelerator(const Arguments& arguments) {
-  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    PyObject* const value = arguments.values[i];
-    if (is_floating(host::kind_of(value)) && !(host::is_plain_tensor(value) && host::is_off_cpu(value))) return false;
-  }
-  return true;
+  return !is_any_tensor(arguments, [](PyObject* value, Kind kind) {
+    return is_floating(kind) && !(host::is_plain_tensor(value) && host::is_off_cpu(value));
+  });
 }
 
 // Makes a call whose result is the float32 sum of products. Tensors that are added to them keep their precision.

@@ -37,15 +37,24 @@ void for_each_in_sequence(const Rule& rule, PyObject* sequence, int depth, const
   }
 }
 
-// Returns the kinds of the tensors in a list or tuple, and notes them in `reading`.
-Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading) {
-  Kinds seen = 0;
-  for_each_in_sequence(rule, sequence, 0, [&](PyObject*, Kind kind) {
-    if (kind == Kind::dtype) return;
-    seen |= bit(kind);
+// Returns the kind of an argument that may be cast, and notes it in `reading`.
+[[gnu::always_inline]] inline Kind read_one(const Rule& rule, PyObject* value, Reading& reading) {
+  const Kind kind = host::kind_of(value);
+  if (kind == Kind::sequence) {
+    Kinds seen = 0;
+    for_each_in_sequence(rule, value, 0, [&](PyObject*, Kind item) {
+      if (item == Kind::dtype) return;
+      seen |= bit(item);
+      reading.present.note(item);
+    });
+    return (seen & floating) == 0 ? Kind::other : kind;
+  }
+  if (kind == Kind::dtype) {
+    reading.explicit_dtype = true;
+  } else {
     reading.present.note(kind);
-  });
-  return seen;
+  }
+  return kind;
 }
 
 // Returns the position of the argument that is written into, or -1.
@@ -60,46 +69,26 @@ Py_ssize_t place_of_target(const Rule& rule, const Arguments& arguments) {
 
 void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
   for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
-    Kind kind = Kind::other;
-    if (rule.may_cast(i)) [[likely]] {
-      kind = host::kind_of(arguments.values[i]);
-      if (kind == Kind::sequence) {
-        if ((read_sequence(rule, arguments.values[i], reading) & floating) == 0) kind = Kind::other;
-      } else if (kind == Kind::dtype) {
-        reading.explicit_dtype = true;
-      } else {
-        reading.present.note(kind);
-      }
-    }
-    reading.kinds[i] = kind;
+    reading.kinds[i] = rule.may_cast(i) ? read_one(rule, arguments.values[i], reading) : Kind::other;
   }
   const Py_ssize_t keyword_count = arguments.keyword_count();
   for (Py_ssize_t i = 0; i < keyword_count; ++i) {
     PyObject* name = PyTuple_GET_ITEM(arguments.keywords, i);
     PyObject* value = arguments.values[arguments.positional + i];
-    Kind kind = Kind::other;
-    if (value != Py_None) {
-      if (same_name(name, names().out)) {
-        reading.explicit_out = true;
-      } else if (holds(rule.castable.kept_keywords, name)) {
-        // never cast, and without effect on the decision
-      } else if (same_name(name, names().dtype)) {
-        reading.explicit_dtype = true;
-      } else {
-        kind = host::kind_of(value);
-        if (kind == Kind::sequence) {
-          if ((read_sequence(rule, value, reading) & floating) == 0) kind = Kind::other;
-        } else if (kind == Kind::dtype) {
-          reading.explicit_dtype = true;
-        } else {
-          reading.present.note(kind);
-          const bool is_first = arguments.positional == 0 && is_floating(kind) &&
-                                (same_name(name, names().input) || same_name(name, names().query));
-          if (is_first) reading.present.first = kind;
-        }
-      }
+    Kind& kind = reading.kinds[arguments.positional + i] = Kind::other;
+    if (value == Py_None) continue;
+    if (same_name(name, names().out)) {
+      reading.explicit_out = true;
+    } else if (holds(rule.castable.kept_keywords, name)) {
+      // never cast, and without effect on the decision
+    } else if (same_name(name, names().dtype)) {
+      reading.explicit_dtype = true;
+    } else {
+      kind = read_one(rule, value, reading);
+      const bool is_first = arguments.positional == 0 && is_floating(kind) &&
+                            (same_name(name, names().input) || same_name(name, names().query));
+      if (is_first) reading.present.first = kind;
     }
-    reading.kinds[arguments.positional + i] = kind;
   }
   if (rule.action == Action::in_place) [[unlikely]] {
     const Py_ssize_t target = place_of_target(rule, arguments);

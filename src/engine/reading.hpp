@@ -6,6 +6,7 @@
 #include "engine/arguments.hpp"
 #include "engine/rule.hpp"
 #include "engine/target.hpp"
+#include "host/reader.hpp"
 #include "rules/decide.hpp"
 
 namespace habana_mp::engine {
@@ -38,6 +39,22 @@ void leave_out_numbers(const Call& call, Reading& reading);
 // tuple's).
 inline bool may_exchange(const Rule& rule, PyObject* sequence) {
   return rule.reason != Reason::op_wrap || PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence);
+}
+
+// True if `test(value, kind)` holds for an argument or for an item of a list or tuple among them.
+template <typename Test>
+bool is_any_tensor(const Arguments& arguments, const Test& test, int depth = 0) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    PyObject* const value = arguments.values[i];
+    const Kind kind = host::kind_of(value);
+    const bool is_list = kind == Kind::sequence && depth < deepest_sequence;
+    if (is_list
+            ? is_any_tensor({PySequence_Fast_ITEMS(value), PySequence_Fast_GET_SIZE(value), nullptr}, test, depth + 1)
+            : test(value, kind)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // True if the inputs hold exactly one tensor, by itself or in a sequence.

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
-#include <memory>
+#include <set>
 #include <utility>
 
 #include "errors.hpp"
@@ -18,8 +18,7 @@ namespace habana_mp::engine {
 
 namespace {
 
-NeverDestroyed<std::deque<RuleSet>> all_sets;  // its elements never move
-std::deque<RuleSet>& sets() { return *all_sets; }
+NeverDestroyed<std::deque<RuleSet>> sets;  // its elements never move
 
 RuleSet* of_modules = nullptr;
 
@@ -50,11 +49,10 @@ struct MeaningOfDtype {
   bool until_tracking = false;
 };
 // By number. Number 0 stands for convert's lists while they apply.
-struct Meanings {
-  std::vector<MeaningOfDtype> all = std::vector<MeaningOfDtype>(1);
-};
-NeverDestroyed<Meanings> meanings;
-std::vector<MeaningOfDtype>& meanings_of_dtypes() { return meanings->all; }
+std::vector<MeaningOfDtype>& meanings_of_dtypes() {
+  static auto* const all = new std::vector<MeaningOfDtype>(1);
+  return *all;
+}
 
 RegionDevice region_device{};
 // These read and set the region dtype without Python, if torch allows it.
@@ -68,30 +66,6 @@ void call_with_device(PyObject* function, PyObject* value) noexcept {
   PyObject* arguments[] = {region_device.device_type, value};
   const Owned done(PyObject_Vectorcall(function, arguments, 2, nullptr));
   if (!done) print_error(function);
-}
-
-// Uses the C++ functions if they do what torch's Python functions do. `numbers` has capacity for one number of each
-// dtype.
-void find_functions_of_mark(const host::ThreadFlag& flag, const host::AutocastDtype& dtype,
-                            std::vector<std::int8_t> numbers) noexcept {
-  if (!flag.is_known() || !dtype.is_known()) return;
-  const bool was_on = flag.is_on();
-  const std::int8_t before = dtype.ask(region_device.device);
-  bool follows = true;
-  for (const bool on : {true, false, was_on}) {
-    call_with_device(region_device.set_autocast_enabled, on ? Py_True : Py_False);
-    follows = follows && flag.is_on() == on;
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(region_device.dtypes); ++i) {
-    call_with_device(region_device.set_autocast_dtype, PyTuple_GET_ITEM(region_device.dtypes, i));
-    numbers.push_back(dtype.ask(region_device.device));
-    follows = follows && std::find(numbers.begin(), numbers.end() - 1, numbers.back()) == numbers.end() - 1;
-  }
-  dtype.set(region_device.device, before);
-  if (!follows) return;
-  region_device_flag = flag;
-  region_device_dtype = dtype;
-  dtype_numbers = std::move(numbers);
 }
 
 void switch_region_device(bool on) noexcept {
@@ -165,34 +139,36 @@ bool may_tell_more() {
 
 }  // namespace
 
+// Keeps a set under the next number, which is its mark too. Null with a Python exception set if no number is left.
+static RuleSet* numbered(RuleSet&& content) {
+  if (!may_tell_more()) return nullptr;
+  std::vector<MeaningOfDtype>& meanings = meanings_of_dtypes();
+  meanings.reserve(meanings.size() + 1);
+  content.mark = static_cast<std::uint16_t>(meanings.size());
+  content.number = content.mark;
+  RuleSet* made = &sets->emplace_back(std::move(content));
+  if (made->after_tracked_cast != nullptr) immortal(made->after_tracked_cast);  // the set is never freed either
+  meanings.push_back({made});
+  return made;
+}
+
 RuleSet* intern_rule_set(RuleSet&& content) {
-  for (RuleSet& known : sets()) {
+  for (RuleSet& known : *sets) {
     if (&known != of_modules && !known.is_in_modules && known.rules == content.rules &&
         known.device == content.device && known.name == content.name &&
         known.after_tracked_cast == content.after_tracked_cast) {
       return &known;
     }
   }
-  if (!may_tell_more()) return nullptr;
-  meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
-  content.mark = static_cast<std::uint16_t>(meanings_of_dtypes().size());
-  content.number = content.mark;
-  RuleSet* made = &sets().emplace_back(std::move(content));
-  if (made->after_tracked_cast != nullptr) immortal(made->after_tracked_cast);  // the set is never freed either
-  meanings_of_dtypes().push_back({made});
-  return made;
+  return numbered(std::move(content));
 }
 
 RuleSet* rule_set_of_modules() {
-  if (of_modules != nullptr || !may_tell_more()) return of_modules;
-  meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
-  of_modules = &sets().emplace_back();
-  of_modules->rules.fill(&no_rule);
-  of_modules->device = RuleSet::Device::any;
-  of_modules->mark = static_cast<std::uint16_t>(meanings_of_dtypes().size());
-  of_modules->number = of_modules->mark;
-  meanings_of_dtypes().push_back({of_modules});
-  return of_modules;
+  if (of_modules != nullptr) return of_modules;
+  RuleSet content;
+  content.rules.fill(&no_rule);
+  content.device = RuleSet::Device::any;
+  return of_modules = numbered(std::move(content));
 }
 
 RuleSet* known_rule_set_of_modules() noexcept { return of_modules; }
@@ -227,14 +203,14 @@ void mark(RuleSet& set) {
 
 RuleSet* module_rule_set(RuleSet&& content) {
   content.is_in_modules = true;
-  const auto known = std::find_if(sets().begin(), sets().end(), [&](const RuleSet& one) {
+  const auto known = std::find_if(sets->begin(), sets->end(), [&](const RuleSet& one) {
     return one.is_in_modules && one.base == content.base && one.device == content.device && one.name == content.name &&
            one.after_tracked_cast == content.after_tracked_cast && one.rules == content.rules;
   });
-  RuleSet* set = known != sets().end() ? &*known : nullptr;
+  RuleSet* set = known != sets->end() ? &*known : nullptr;
   if (set == nullptr) {
     content.number = next_in_modules;
-    set = &sets().emplace_back(std::move(content));
+    set = &sets->emplace_back(std::move(content));
     ++next_in_modules;
   } else {
     set->covered = std::move(content.covered);
@@ -247,15 +223,14 @@ void free_marks_in_modules() noexcept {
   for (MeaningOfDtype& one : meanings_of_dtypes()) {
     if (one.set != nullptr && one.set->is_in_modules) one = {};
   }
-  for (RuleSet& set : sets()) {
+  for (RuleSet& set : *sets) {
     if (set.is_in_modules) set.mark = 0;
   }
 }
 
 RuleSet* rule_set(std::uint64_t number) noexcept {
-  const auto found =
-      std::find_if(sets().begin(), sets().end(), [=](const RuleSet& set) { return set.number == number; });
-  return found == sets().end() ? nullptr : &*found;
+  const auto found = std::find_if(sets->begin(), sets->end(), [=](const RuleSet& set) { return set.number == number; });
+  return found == sets->end() ? nullptr : &*found;
 }
 
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
@@ -265,23 +240,6 @@ std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
   if (!may_tell_more()) return std::nullopt;
   meanings_of_dtypes().push_back({set, true, until_tracking});
   return meanings_of_dtypes().size() - 1;
-}
-
-std::optional<std::size_t> suspend_lists() {
-  if (!number_of_suspension()) return std::nullopt;
-  CastState wanted = current_state();
-  wanted.lists_suspended = true;
-  wanted.suspended_until_tracking = false;
-  exchange_state(wanted);
-  return entrances().size();
-}
-
-void resume_lists(std::size_t regions_before) noexcept {
-  std::vector<Entrance>& open = entrances();
-  for (std::size_t i = regions_before; i < open.size(); ++i) open[i].before.lists_suspended = false;
-  CastState wanted = current_state();
-  wanted.lists_suspended = wanted.suspended_until_tracking = false;
-  exchange_state(wanted);
 }
 
 CastState current_state() noexcept {
@@ -328,23 +286,6 @@ void enter_state(const void* owner, const CastState& state) {
   entrances().back().before = exchange_state(state);
 }
 
-void enter_found_region(const void* owner) {
-  prepare_region();
-  std::vector<Entrance>& open = entrances();
-  auto above = open.end();
-  CastState outside = current_state();
-  while (above != open.begin() && outside.disabled && !outside.by_region) outside = (--above)->before;
-  CastState wanted = outside;
-  if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
-  if (above == open.end()) {
-    exchange_state(wanted);
-  } else {
-    above->before = wanted;
-    above->installation = installation_number();
-  }
-  open.insert(above, {owner, outside, installation_number()});
-}
-
 void enter_lists(const void* owner, const RuleSet* set) {
   prepare_region();
   const CastState before = current_state();
@@ -382,18 +323,26 @@ bool leave_region(const void* owner) noexcept {
 
 void set_mark(const RegionDevice& given) {
   if (region_device.dtypes != nullptr) return;
-  const bool has_number = given.device >= 0;
-  const host::ThreadFlag flag = has_number ? host::autocast_flag(given.device) : host::ThreadFlag();
-  const host::AutocastDtype dtype = has_number ? host::autocast_dtype() : host::AutocastDtype();
-  std::vector<std::int8_t> numbers;
-  numbers.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given.dtypes)));
   region_device = {immortal(given.device_type), given.device, immortal(given.dtypes),
                    immortal(given.set_autocast_enabled), immortal(given.set_autocast_dtype)};
+  if (given.device < 0) return;
+  const host::ThreadFlag flag = host::autocast_flag(given.device);
+  const host::AutocastDtype dtype = host::autocast_dtype();
+  if (!flag.is_known() || !dtype.is_known()) return;
+  const std::int8_t before = dtype.ask(given.device);
+  std::vector<std::int8_t> numbers;
   setting_region_device = true;
-  const AutocastRegion entering = thread_state.entering;
-  find_functions_of_mark(flag, dtype, std::move(numbers));
-  thread_state.entering = entering;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.dtypes); ++i) {
+    call_with_device(given.set_autocast_dtype, PyTuple_GET_ITEM(given.dtypes, i));
+    numbers.push_back(dtype.ask(given.device));
+  }
   setting_region_device = false;
+  dtype.set(given.device, before);
+  // Otherwise the C++ function does not tell what the Python function sets.
+  if (std::set(numbers.begin(), numbers.end()).size() != numbers.size()) return;
+  region_device_flag = flag;
+  region_device_dtype = dtype;
+  dtype_numbers = std::move(numbers);
 }
 
 bool is_mark(PyObject* device_type) noexcept {

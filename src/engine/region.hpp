@@ -10,6 +10,7 @@
 
 #include "engine/state.hpp"
 #include "engine/target.hpp"
+#include "errors.hpp"
 
 namespace habana_mp::engine {
 
@@ -26,7 +27,7 @@ struct RuleSet {
   PyObject* after_tracked_cast = nullptr;  // called with the result of a lowered call that autograd tracks, or null
   std::string name;                        // for the log
 
-  // For the rules in some module (module_rules.hpp): the set whose lists they change, or null for convert's.
+  // For the rules in some module (modules.hpp): the set whose lists they change, or null for convert's.
   bool is_in_modules = false;
   const RuleSet* base = nullptr;
 
@@ -65,11 +66,6 @@ inline const RuleSet* base_of(const RuleSet* set) noexcept {
 // Returns the number of the region dtype (RegionDevice, below) by which torch.compile sees that the current lists are
 // suspended. Nullopt with a Python exception set if no number is left.
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking = false);
-// Suspends the lists in this thread and returns the number of open regions. Nullopt with a Python exception set, and
-// nothing changed, if no number is left for the suspension. `resume_lists` makes the lists apply again, also in regions
-// that were entered in the meantime.
-std::optional<std::size_t> suspend_lists();
-void resume_lists(std::size_t regions_before) noexcept;
 
 // The part of a thread's state that decides whether casts are made, and by which rules.
 struct CastState {
@@ -84,6 +80,15 @@ struct CastState {
 CastState current_state() noexcept;
 // Sets the state and returns the former one. The log gets a line when casts are left or entered again.
 CastState exchange_state(const CastState& state) noexcept;
+// Returns the result of `call`, made in this state, and restores the former state.
+template <typename Call>
+PyObject* in_state(const CastState& wanted, const Call& call) {
+  const CastState before = exchange_state(wanted);
+  PyObject* result = call();
+  const HeldError held;
+  exchange_state(before);
+  return result;
+}
 
 // Convert a state to one number, for Python, and back.
 std::uint64_t pack(const CastState& state) noexcept;
@@ -99,9 +104,6 @@ CastState unpack(std::uint64_t packed) noexcept;
 void prepare_region();
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
-// Begins a region without casts that was open before this file heard of regions. It goes below the innermost blocks of
-// disable_casts, so that each may end before the other one.
-void enter_found_region(const void* owner);
 // Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
 // (modules.hpp).
 void enter_lists(const void* owner, const RuleSet* set);

@@ -22,6 +22,18 @@ void notify_listeners(Target& target, Decision decision, const CastContext& cont
 // Reports a finished call to the watch alone.
 void notify_watch(Target& target, Decision decision);
 
+// ---- HABANA_MP_TRACE: prints the steps of the decisions about calls of one operation, or of all, to stderr ----
+
+// Sets the target whose steps follow in this thread.
+void set_traced_target(const Target& target) noexcept;
+inline void trace_steps_of(const Target& target) noexcept {
+  if (rules::tracer != nullptr) [[unlikely]]
+    set_traced_target(target);
+}
+
+// Traces a cast of the argument at this place.
+void trace_cast(Py_ssize_t place, Kind from, Kind to, rules::Where where = rules::Where::here()) noexcept;
+
 void trace_result(const Target& target, Decision decision) noexcept;
 
 inline void report(Target& target, Decision decision, const CastContext& context) {

@@ -5,7 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include "engine/call.hpp"
 #include "engine/facts.hpp"
 #include "engine/originals.hpp"
 #include "engine/reporting.hpp"

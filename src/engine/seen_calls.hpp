@@ -7,7 +7,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "engine/answers.hpp"
+#include "engine/call.hpp"
 #include "owned.hpp"
 
 namespace habana_mp::engine {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "engine/call.hpp"
@@ -150,38 +149,55 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
   return true;
 }
 
-// The part of an entry that is stored in its target.
-struct Ready {
-  Target* target;
-  std::string operation;
-  const Rule* in_modules;
-  const Rule* listed;
-  const Rule* unlisted;
-};
-
-std::vector<Ready> made_ready(const std::vector<CoveredObject>& entries, const std::vector<Target*>& found,
-                              bool within_modules) {
-  std::vector<Ready> ready;
-  ready.reserve(entries.size());
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const CoveredObject& entry = entries[i];
-    const Rule* const listed = intern(entry.listed);
-    ready.push_back({found[i], entry.operation, listed,
-                     within_modules ? intern(without_lowering(entry.listed, entry.unlisted)) : listed,
-                     intern(entry.unlisted)});
+// Hooks the targets that something needs now, and unhooks the others.
+void hook_what_is_needed(const host::TensorClasses& classes) {
+  for (std::size_t i = 0; i < target_count; ++i) {
+    Target& target = *targets[i];
+    const bool is_needed = target.in_policy || target.in_regions || target.is_observed;
+    if (is_needed == target.installed) continue;
+    is_needed ? hook(target, classes) : unhook(target, classes);
   }
-  return ready;
+}
+
+// Returns the rules of a set, or for null those of convert's lists, for changes.
+RuleSet rules_based_on(const RuleSet* set, const std::string& name) {
+  RuleSet content;
+  if (set != nullptr) {
+    content.rules = set->rules;
+  } else {
+    content.rules.fill(&no_rule);
+    for (std::size_t i = 0; i < target_count; ++i) content.rules[i] = targets[i]->listed;
+  }
+  content.device = set == nullptr ? RuleSet::Device::any : set->device;
+  content.after_tracked_cast = set == nullptr ? nullptr : set->after_tracked_cast;
+  content.base = base_of(set);
+  content.name = name;
+  return content;
+}
+
+// Adds the rules of these entries to a set. False with a Python exception set if one of the objects cannot be handled.
+bool add_rules(const std::vector<CoveredObject>& entries, RuleSet& content) {
+  std::vector<Target*> found;
+  if (!find_targets(entries, found)) return false;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    content.rules[found[i]->index] = entries[i].listed;
+    content.covered.push_back({found[i], entries[i].unlisted});
+    if (!found[i]->installed) found[i]->operation = entries[i].operation;
+  }
+  return true;
 }
 
 }  // namespace
 
-bool install(const std::vector<CoveredObject>& entries, bool within_modules, PyObject* policy) {
+bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* policy) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return false;
   RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
   if (within_modules && of_modules == nullptr) return false;
-  const std::unordered_set<Target*> wanted(found.begin(), found.end());
-  std::vector<Ready> ready = made_ready(entries, found, within_modules);
+  std::vector<const Rule*> listed;  // outside of modules
+  for (const CoveredObject& one : entries) {
+    listed.push_back(within_modules ? intern(without_lowering(*one.listed, *one.unlisted)) : one.listed);
+  }
   const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   weights::tap_view_and_numpy(&lists_apply_here);
@@ -190,37 +206,25 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules, PyO
   if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
   free_marks_in_modules();
   for (std::size_t i = 0; i < target_count; ++i) {
-    Target& target = *targets[i];
-    target.in_policy = wanted.contains(&target);
-    if (target.in_policy || !target.installed) continue;
-    target.listed = &no_rule;
-    if (!target.in_regions && !target.is_observed) unhook(target, *classes);
+    targets[i]->in_policy = false;
+    targets[i]->listed = &no_rule;
   }
-  for (Ready& one : ready) {
-    one.target->operation = std::move(one.operation);
-    if (of_modules != nullptr) of_modules->rules[one.target->index] = one.in_modules;
-    one.target->listed = one.listed;
-    one.target->unlisted = one.unlisted;
-    one.target->counts_no_version = one.unlisted->counts_no_version || one.target->is_writer;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    Target& target = *found[i];
+    if (of_modules != nullptr) of_modules->rules[target.index] = entries[i].listed;
+    target.operation = std::move(entries[i].operation);
+    target.in_policy = true;
+    target.listed = listed[i];
+    target.unlisted = entries[i].unlisted;
+    target.counts_no_version = target.unlisted->counts_no_version || target.is_writer;
   }
-  for (std::size_t i = 0; i < target_count; ++i) {
-    if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i], *classes);
-  }
+  hook_what_is_needed(*classes);
   policy_is_installed = !entries.empty();
   const Owned former = std::exchange(*policy_in_torch, Owned::borrowed(policy));
   return true;
 }
 
 PyObject* installed_policy() noexcept { return policy_in_torch->get(); }
-
-// Returns the present rules of a set. For null, returns the rules of convert's lists.
-static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
-  if (set != nullptr) return set->rules;
-  std::array<const Rule*, target_capacity> rules;
-  rules.fill(&no_rule);
-  for (std::size_t i = 0; i < target_count; ++i) rules[i] = targets[i]->listed;
-  return rules;
-}
 
 static bool may_put_in(const RuleSet& set) {
   host::CallableKind kind = host::CallableKind::function;
@@ -231,53 +235,29 @@ static bool may_put_in(const RuleSet& set) {
 
 RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_tracked_cast,
                        const std::string& name) {
-  std::vector<Target*> found;
-  if (!find_targets(entries, found)) return nullptr;
   RuleSet content;
   content.rules.fill(&no_rule);
   content.device = device;
   content.after_tracked_cast = after_tracked_cast;
   content.name = name;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    content.rules[found[i]->index] = intern(entries[i].listed);
-    content.covered.push_back({found[i], intern(entries[i].unlisted)});
-    if (!found[i]->installed) found[i]->operation = entries[i].operation;
-  }
-  RuleSet* set = intern_rule_set(std::move(content));
+  RuleSet* set = add_rules(entries, content) ? intern_rule_set(std::move(content)) : nullptr;
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
 
 RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changed, const std::string& name) {
-  std::vector<Target*> found;
-  if (!find_targets(changed, found)) return nullptr;
-  RuleSet content;
-  content.rules = rules_of(base);
-  content.device = base == nullptr ? RuleSet::Device::any : base->device;
-  content.after_tracked_cast = base == nullptr ? nullptr : base->after_tracked_cast;
-  content.base = base;
-  content.name = name;
-  for (std::size_t i = 0; i < changed.size(); ++i) {
-    content.rules[found[i]->index] = intern(changed[i].listed);
-    content.covered.push_back({found[i], intern(changed[i].unlisted)});
-    if (!found[i]->installed) found[i]->operation = changed[i].operation;
-  }
+  RuleSet content = rules_based_on(base, name);
+  if (!add_rules(changed, content)) return nullptr;
   RuleSet* set = module_rule_set(std::move(content));
-  return !put_in(*set) ? nullptr : set;
+  return put_in(*set) ? set : nullptr;
 }
 
 RuleSet* exact_rule_set() {
-  const RuleSet* around = thread_state.region;
-  RuleSet content;
-  content.rules = rules_of(around);
+  RuleSet content = rules_based_on(thread_state.region, "exact code");
   for (std::size_t i = 0; i < target_count; ++i) {
     const Rule& rule = *content.rules[i];
     const bool lowers = rule.action == Action::precision && rules::is_by_list(rule.reason) && is_lower(rule.to);
     if (lowers) content.rules[i] = targets[i]->unlisted;
   }
-  content.device = around == nullptr ? RuleSet::Device::any : around->device;
-  content.after_tracked_cast = around == nullptr ? nullptr : around->after_tracked_cast;
-  content.base = base_of(around);
-  content.name = "exact code";
   RuleSet* set = module_rule_set(std::move(content));
   set->installation = installation_number();
   return set;
@@ -295,34 +275,28 @@ bool put_in(RuleSet& set) {
     if (one.target->installed) continue;
     one.target->unlisted = one.unlisted;
     one.target->counts_no_version = one.unlisted->counts_no_version;
-    hook(*one.target, *classes);
   }
+  hook_what_is_needed(*classes);
   set.installation = installation_number();
   return true;
 }
 
-bool observe(const std::vector<CoveredObject>& entries) {
+bool observe(std::vector<CoveredObject> entries) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return false;
-  const std::unordered_set<Target*> wanted(found.begin(), found.end());
   const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   // From here on nothing can fail.
   ++changes;
-  for (std::size_t i = 0; i < target_count; ++i) {
-    Target& target = *targets[i];
-    if (!target.is_observed || wanted.contains(&target)) continue;
-    target.is_observed = false;
-    if (!target.in_policy && !target.in_regions) unhook(target, *classes);
-  }
+  for (std::size_t i = 0; i < target_count; ++i) targets[i]->is_observed = false;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     Target& target = *found[i];
     target.is_observed = true;
     if (target.installed) continue;
-    target.operation = entries[i].operation;
+    target.operation = std::move(entries[i].operation);
     target.counts_no_version = false;
-    hook(target, *classes);
   }
+  hook_what_is_needed(*classes);
   return true;
 }
 

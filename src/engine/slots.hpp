@@ -14,14 +14,14 @@ struct CoveredObject {
   PyObject* object;  // borrowed
   PyObject* shown;   // borrowed: the object that the log shows, usually the same
   std::string operation;
-  Rule listed;
-  Rule unlisted;
+  const Rule* listed;
+  const Rule* unlisted;
 };
 
 // Replaces all installed rules by those of these entries. Checks everything before it changes anything, so a failure
 // (false with a Python exception set) leaves torch as it was. With `within_modules` the lists lower operations only
 // while the rule set of modules applies. `policy` is the object that `installed_policy` then returns.
-bool install(const std::vector<CoveredObject>& entries, bool within_modules, PyObject* policy);
+bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* policy);
 
 // Returns what `install` was given and `uninstall` has not yet taken out of torch, borrowed, or null.
 PyObject* installed_policy() noexcept;
@@ -46,7 +46,7 @@ bool put_in(RuleSet& set);
 // Patches these objects too, so that the watch sees those of their calls that no rule names. The rules of the entries
 // are ignored. Objects of an earlier call that are not among them are restored, unless convert or a region needs them.
 // Checks everything before it changes anything. False with a Python exception set on failure.
-bool observe(const std::vector<CoveredObject>& entries);
+bool observe(std::vector<CoveredObject> entries);
 
 // Restores every slot and definition. False with a Python exception set when memory runs out; then nothing has changed.
 bool uninstall();

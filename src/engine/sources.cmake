@@ -1,26 +1,19 @@
 target_sources(_core PRIVATE
   src/engine/attempt.cpp
-  src/engine/bindings/regions.cpp
   src/engine/bindings/state.cpp
   src/engine/call.cpp
   src/engine/cast_arguments.cpp
-  src/engine/elements.cpp
   src/engine/facts.cpp
   src/engine/known_tensors.cpp
-  src/engine/model_results.cpp
-  src/engine/module_rules.cpp
   src/engine/modules.cpp
   src/engine/originals.cpp
   src/engine/products.cpp
   src/engine/reading.cpp
   src/engine/region.cpp
   src/engine/reporting.cpp
-  src/engine/results.cpp
-  src/engine/retry.cpp
   src/engine/seen_calls.cpp
   src/engine/slots.cpp
   src/engine/state.cpp
   src/engine/target.cpp
-  src/engine/tracing.cpp
   src/engine/taps.cpp
 )

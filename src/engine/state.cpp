@@ -83,7 +83,7 @@ bool is_running(const Construction& construction) {
   return false;
 }
 
-// Replaces the record of the construction, which may be null, and frees the former one.
+// Replaces the record of the module that is being constructed; null for none.
 void set_construction(ThreadState& state, Construction* record) {
   const std::unique_ptr<Construction> former(std::exchange(state.construction, record));
 }
@@ -96,44 +96,20 @@ bool is_constructing(ThreadState& state) {
   return false;
 }
 
-struct KnownFile {
-  Owned name;  // held, so that no other string gets its address
-  CodeOwner owner = CodeOwner::other;
-};
-// The functions of a file share its name, so the address of the string identifies the file.
-NeverDestroyed<std::array<KnownFile, 256>> known_files;
-
-CodeOwner owner_of_file(PyObject* code) {
-  PyObject* name = host::file_of(code);
-  KnownFile& known = (*known_files)[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files->size()];
-  if (known.name.get() != name) {
-    CodeOwner owner = CodeOwner::other;
-    if (host::is_of_file(code, known_things->through.get())) owner = CodeOwner::torch;
-    if (host::is_of_file(code, exact_files->get())) owner = CodeOwner::exact;  // a user may give a part of torch
-    known = {Owned::borrowed(name), owner};
-  }
-  return known.owner;
-}
-
 struct KnownCode {
   Owned code;  // held, so that no other code gets its address
-  bool is_exact = false;
+  CodeOwner owner = CodeOwner::other;
 };
 NeverDestroyed<std::array<KnownCode, 256>> known_codes;
 
-// True if the code is one of the exact code objects, or was made from one. A compiler and an exchange of code
-// (habana_mp/patches/tools/code_exchange.py) make code with the same place.
-bool is_exact_code_object(PyObject* code) {
-  if (!*exact_codes) return false;
-  KnownCode& known = (*known_codes)[reinterpret_cast<std::uintptr_t>(code) / 64 % known_codes->size()];
-  if (known.code.get() != code) {
-    bool is_exact = is_one_of(code, exact_codes->get());
-    for (Py_ssize_t i = 0; !is_exact && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
-      is_exact = host::have_same_place(code, PyTuple_GET_ITEM(exact_codes->get(), i));
-    }
-    known = {Owned::borrowed(code), is_exact};
+CodeOwner find_owner(PyObject* code) {
+  // A compiler and an exchange of code (habana_mp/patches/tools/code_exchange.py) make code with the same place.
+  for (Py_ssize_t i = 0; *exact_codes && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
+    if (host::have_same_place(code, PyTuple_GET_ITEM(exact_codes->get(), i))) return CodeOwner::exact;
   }
-  return known.is_exact;
+  if (host::is_of_file(code, exact_files->get())) return CodeOwner::exact;  // a user may give a part of torch
+  const bool is_torchs = host::is_of_file(code, known_things->through.get()) || host::intercepts_calls(code);
+  return is_torchs ? CodeOwner::torch : CodeOwner::other;
 }
 
 // True if a step of an optimizer is running.
@@ -172,8 +148,6 @@ void flag_was_set(bool disabled) noexcept {
   state.disabled_by_region = false;
 }
 
-void prepare_autocast_region() { prepare_region(); }
-
 void autocast_region_is_entered() noexcept {
   ThreadState& state = thread_state;
   leave_regions_of_former_installations(state);
@@ -210,14 +184,18 @@ void autocast_region_is_left() noexcept {
 void install_in_disabled_regions(std::uint32_t regions) {
   leave_regions_of_former_installations(thread_state);
   if (has_begun_region(&torch_autocast)) return;  // the regions were tapped
-  for (std::uint32_t i = 0; i < regions; ++i) enter_found_region(&torch_autocast);
+  CastState wanted = current_state();
+  if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
+  for (std::uint32_t i = 0; i < regions; ++i) enter_state(&torch_autocast, wanted);
 }
 
 std::uint32_t installation_number() noexcept { return current_installation; }
 
 void forget_regions() noexcept {
   leave_regions_of_torch();
-  if (thread_state.lists_suspended) resume_lists(0);  // the end of a region in compiled code will not be seen
+  CastState wanted = current_state();  // the end of a region in compiled code will not be seen
+  wanted.lists_suspended = wanted.suspended_until_tracking = false;
+  exchange_state(wanted);
   ++current_installation;
 }
 
@@ -267,9 +245,9 @@ bool caller_is_inside_of_an_operation() {
 
 CodeOwner owner_of(PyObject* code) {
   if (!*exact_files || !known_things->through) return CodeOwner::other;
-  if (is_exact_code_object(code)) return CodeOwner::exact;
-  const CodeOwner owner = owner_of_file(code);
-  return owner == CodeOwner::other && host::intercepts_calls(code) ? CodeOwner::torch : owner;
+  KnownCode& known = (*known_codes)[reinterpret_cast<std::uintptr_t>(code) / 64 % known_codes->size()];
+  if (known.code.get() != code) known = {Owned::borrowed(code), find_owner(code)};
+  return known.owner;
 }
 
 bool caller_is_exact() {
@@ -285,14 +263,13 @@ bool caller_is_exact() {
 }
 
 void set_exact_code(PyObject* files, PyObject* codes) noexcept {
-  *known_files = {};
   *known_codes = {};
   *exact_files = Owned::borrowed_or_null(files);
   *exact_codes = Owned::borrowed_or_null(codes);
 }
 
 bool pass_on_exactness(PyObject* code, PyObject* made) {
-  if (!is_exact_code_object(code) || is_exact_code_object(made)) return true;
+  if (!*exact_codes || owner_of(code) != CodeOwner::exact || owner_of(made) == CodeOwner::exact) return true;
   const Owned made_alone(PyTuple_Pack(1, made));
   Owned all(made_alone ? PySequence_Concat(exact_codes->get(), made_alone.get()) : nullptr);
   if (!all) return false;
@@ -308,7 +285,12 @@ bool caller_is_custom_fwd() {
   return caller && known_things->custom_fwd && caller.code() == known_things->custom_fwd.get();
 }
 
-AutocastRegion region_of_torchs_own() {
+AutocastRegion effect_of_disabled_region() {
+  host::FrameWalk walk;  // starts in autocast.__enter__
+  if (walk) walk.outwards();
+  const bool is_torchs_own =
+      walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());
+  if (!is_torchs_own) return AutocastRegion::no_casts;
   Owned packed(PyObject_CallNoArgs(known_things->custom_bwd_state.get()));
   const bool is_known = packed && packed.get() != Py_None;
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
@@ -319,12 +301,6 @@ AutocastRegion region_of_torchs_own() {
   }
   if (is_known) thread_state.entering_state = value;
   return is_known ? AutocastRegion::as_forward : AutocastRegion::as_outside;
-}
-
-bool region_is_torchs_own() {
-  host::FrameWalk walk;  // starts in autocast.__enter__
-  if (walk) walk.outwards();
-  return walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());
 }
 
 }  // namespace habana_mp::engine

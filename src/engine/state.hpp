@@ -41,7 +41,7 @@ struct ThreadState {
   // True in the first run, without autograd, of a block that a reentrant checkpoint will run again. Products are
   // computed as in the second run, so that both have the same bits.
   bool runs_again = false;
-  // True in the outermost call of a module, if what leaves it becomes float32 (model_results.hpp); and true after a
+  // True in the outermost call of a module, if what leaves it becomes float32 (modules.hpp); and true after a
   // handled operation has used a Parameter in lower precision in that call.
   bool in_model = false;
   bool used_lower_parameter = false;
@@ -78,9 +78,7 @@ void set_flag(bool disabled) noexcept;
 void flag_was_set(bool disabled) noexcept;
 
 // Regions of torch.autocast (rule 10). One with enabled=False disables casts as disable_casts does, and one with
-// enabled=True inside it enables them again. `prepare_autocast_region` allocates memory for one more region, so that
-// entering it cannot fail.
-void prepare_autocast_region();
+// enabled=True inside it enables them again. Entering it cannot fail after `prepare_region`.
 void autocast_region_is_entered() noexcept;
 void autocast_region_is_left() noexcept;
 
@@ -164,10 +162,9 @@ const Recognised& recognised() noexcept;
 // True if the caller is torch code that implements another operation in Python. Called for tensors of tracers.
 bool caller_is_inside_of_an_operation();
 
-// True if torch itself, and not the user, enters the current region of torch.autocast. `region_of_torchs_own` then
-// returns the effect of the region.
-bool region_is_torchs_own();
-AutocastRegion region_of_torchs_own();
+// Returns the effect of the region of torch.autocast(enabled=False) that is being entered: torch itself, and not the
+// user, may enter it.
+AutocastRegion effect_of_disabled_region();
 
 // True if the calling Python function is the wrapper of torch.amp.custom_fwd.
 bool caller_is_custom_fwd();

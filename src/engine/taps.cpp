@@ -85,39 +85,33 @@ struct AutocastSetting {
   [[nodiscard]] bool counts() const { return !*devices_of_regions || is_device_of_regions(device_type); }
 };
 
+// Tells Python of a region that is entered while casts are on. False with an exception set if its warning is an error.
+bool note_region(const AutocastSetting& given, bool enabled) {
+  const bool casts = (policy_is_installed || thread_state.region != nullptr) &&
+                     (!casts_are_disabled() || thread_state.disabled_by_region);
+  if (!casts || (!enabled && given.is_of("cpu"))) return true;  // a disabled region of the CPU needs no note
+  PyObject* const device_type = given.device_type == nullptr ? Py_None : given.device_type;
+  return static_cast<bool>(Owned(PyObject_CallFunctionObjArgs(recognised().autocast_entered.get(), device_type,
+                                                              enabled ? Py_True : Py_False, nullptr)));
+}
+
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const AutocastSetting given({values, PyVectorcall_NARGS(flagged_count), keywords}, names().enabled);
   const bool enabled = given.value == Py_True;
-  const bool is_ours = given.is_of(host::disabled_device);
-  const bool is_mark_of_ours = given.is_of_mark();
-  const bool counts = is_ours || is_mark_of_ours || given.counts();
-  const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
-  const bool is_other = !is_ours && !is_mark_of_ours;
-  // A disabled region of the CPU needs no note.
-  if (is_other && counts && casts && (enabled || !given.is_of("cpu")) &&
-      (policy_is_installed || thread_state.region != nullptr)) {
-    // This comes before autocast is enabled, because the warning may be an error.
-    PyObject* const device_type = given.device_type == nullptr ? Py_None : given.device_type;
-    const Owned entered(PyObject_CallFunctionObjArgs(recognised().autocast_entered.get(), device_type,
-                                                     enabled ? Py_True : Py_False, nullptr));
-    if (!entered) return nullptr;
+  const bool is_flag = given.is_of(host::disabled_device);
+  AutocastRegion entering = AutocastRegion::as_outside;
+  if (given.is_of_mark()) {
+    entering = AutocastRegion::ours;
+  } else if (!is_flag && given.counts()) {
+    // This comes before autocast is enabled: nothing can fail afterwards.
+    if (!note_region(given, enabled)) return nullptr;
+    entering = enabled ? AutocastRegion::casts : effect_of_disabled_region();
+    if (PyErr_Occurred() != nullptr) return nullptr;  // interrupted
   }
-  // This also comes before: nothing can fail afterwards.
-  const bool is_wish = is_ours || is_mark_of_ours || enabled || !region_is_torchs_own();
-  const AutocastRegion of_torch = is_wish ? AutocastRegion::casts : region_of_torchs_own();
-  if (PyErr_Occurred() != nullptr) return nullptr;  // interrupted
   PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
   if (result == nullptr || given.value == nullptr) return result;
-  if (is_ours) {
-    flag_was_set(enabled);
-    thread_state.entering = AutocastRegion::as_outside;
-  } else if (is_mark_of_ours) {
-    thread_state.entering = AutocastRegion::ours;
-  } else if (!counts) {
-    thread_state.entering = AutocastRegion::as_outside;
-  } else {
-    thread_state.entering = !is_wish ? of_torch : enabled ? AutocastRegion::casts : AutocastRegion::no_casts;
-  }
+  if (is_flag) flag_was_set(enabled);
+  thread_state.entering = entering;
   return result;
 }
 
@@ -129,7 +123,7 @@ PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_
 }
 
 PyObject* autocast_increment_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  prepare_autocast_region();
+  prepare_region();
   PyObject* result = autocast_increment.call(values, flagged_count, keywords);
   if (result != nullptr) autocast_region_is_entered();
   return result;
@@ -393,32 +387,19 @@ bool tap_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObj
   return true;
 }
 
-namespace {
-
-using ConversionMethods = std::array<Owned, conversion_count>;
-
-bool find_state(PyObject* set_function, ConversionMethods& methods) {
+bool tap_state(PyObject* set_function, bool only_checks) {
+  std::array<Owned, conversion_count> methods;
   for (std::size_t i = 0; i < methods.size(); ++i) {
     methods[i] = host::attribute_of_tensor_base(conversions[i].name);
     const bool is_tapped = conversions[i].method.is_tapped();
     if (!methods[i] || (!is_tapped && !host::TappedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS)))
       return false;
   }
-  if (set_attribute.is_tapped() || host::TappedFunction::check(set_function)) return true;
-  PyErr_SetString(PyExc_RuntimeError, "torch.nn.Module.__setattr__ is not called as other Python functions are");
-  return false;
-}
-
-}  // namespace
-
-bool may_tap_state(PyObject* set_function) {
-  ConversionMethods methods;
-  return find_state(set_function, methods);
-}
-
-bool tap_state(PyObject* set_function) {
-  ConversionMethods methods;
-  if (!find_state(set_function, methods)) return false;
+  if (!set_attribute.is_tapped() && !host::TappedFunction::check(set_function)) {
+    PyErr_SetString(PyExc_RuntimeError, "torch.nn.Module.__setattr__ is not called as other Python functions are");
+    return false;
+  }
+  if (only_checks) return true;
   // From here on nothing can fail.
   for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.tap(methods[i].get(), conversions[i].stub);
   if (!set_attribute.is_tapped()) set_attribute.tap(set_function, set_function, from_c<set_attribute_stub>);

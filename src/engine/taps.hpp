@@ -16,10 +16,9 @@ std::vector<std::pair<const char*, bool>> paths_of_builtins();
 // cannot be tapped; then nothing has changed.
 bool tap_builtins(const std::vector<PyObject*>& objects, const std::vector<PyObject*>& added_writers);
 // Taps conversions by the tensors' own methods, and assignments to attributes of modules by this function
-// (nn.Module's `__setattr__`). `may_tap_state` returns true if that is possible. Both return false with an exception
-// set if it is not, and change nothing.
-bool may_tap_state(PyObject* set_function);
-bool tap_state(PyObject* set_function);
+// (nn.Module's `__setattr__`), unless it only checks that this is possible. If it is not, returns false with an
+// exception set, and changes nothing.
+bool tap_state(PyObject* set_function, bool only_checks);
 // Sets the device types whose regions of torch.autocast count, a tuple or None: the stand-in for Gaudi has one device,
 // and regions of others change nothing on a Gaudi machine.
 void set_devices_of_regions(PyObject* device_types) noexcept;

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <memory>
 #include <new>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "engine/model_results.hpp"
-#include "engine/results.hpp"
+#include "engine/known_tensors.hpp"
+#include "engine/modules.hpp"
 #include "host/frames.hpp"
 #include "owned.hpp"
 
@@ -21,18 +19,11 @@ std::array<Target*, target_capacity> targets{};
 std::size_t target_count = 0;
 
 namespace {
-NeverDestroyed<std::unordered_map<PyObject*, Target*>> all_by_object;
-std::unordered_map<PyObject*, Target*>& by_object() { return *all_by_object; }
-NeverDestroyed<std::vector<Target*>> all_functions;
-std::vector<Target*>& functions() { return *all_functions; }
+NeverDestroyed<std::unordered_map<PyObject*, Target*>> by_object;
+NeverDestroyed<std::vector<Target*>> functions;
 
 // The counts of functions that no longer exist.
-struct Dropped {
-  std::string representation;
-  Count count;
-};
-NeverDestroyed<std::map<std::tuple<std::string, Precision, Reason>, Dropped>> all_dropped;
-std::map<std::tuple<std::string, Precision, Reason>, Dropped>& dropped() { return *all_dropped; }
+NeverDestroyed<std::vector<Counted>> dropped;
 
 NeverDestroyed<std::deque<Rule>> rules;  // its elements never move; a few dozen are enough for every policy
 
@@ -71,8 +62,8 @@ Rule without_lowering(const Rule& listed, const Rule& unlisted) {
 }
 
 Target* find_target(PyObject* object) noexcept {
-  const auto found = by_object().find(object);
-  return found == by_object().end() ? nullptr : found->second;
+  const auto found = by_object->find(object);
+  return found == by_object->end() ? nullptr : found->second;
 }
 
 void set_equivalent_function(PyObject* method, PyObject* function) noexcept {
@@ -96,7 +87,7 @@ Target* target_for(PyObject* object, host::CallableKind kind, const char* operat
   if (target == nullptr) return nullptr;
   target->kind = kind;
   target->index = target_count;
-  by_object().emplace(object, target.get());
+  by_object->emplace(object, target.get());
   return targets[target_count++] = target.release();
 }
 
@@ -104,22 +95,34 @@ Target* make_function_target(PyObject* function, PyObject* shown, const std::str
   std::unique_ptr<Target> target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
   target->kind = host::CallableKind::user_function;
-  functions().push_back(target.get());
+  functions->push_back(target.get());
   return target.release();
 }
 
 namespace {
 
-// Moves the counts of this target into `dropped`.
-void keep_counts(Target& target) {
+void add_counts(const Target& target, std::vector<Counted>& all) {
   for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
     for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
-      Count& count = target.counts[precision][reason];
-      if (count.calls == 0) continue;
+      const Count& count = target.counts[precision][reason];
       const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-      Dropped& kept = dropped()[{target.operation, decision.precision, decision.reason}];
-      if (kept.count.calls == 0) kept.representation = target.representation;
-      kept.count += std::exchange(count, {});
+      if (count.calls != 0) all.push_back({target.operation, target.representation, decision, count});
+    }
+  }
+}
+
+// Keeps the counts of a target that will be dropped.
+void keep_counts(const Target& target) {
+  std::vector<Counted> counted;
+  add_counts(target, counted);
+  for (const Counted& one : counted) {
+    const auto known = std::ranges::find_if(*dropped, [&](const Counted& other) {
+      return other.operation == one.operation && other.decision == one.decision;
+    });
+    if (known == dropped->end()) {
+      dropped->push_back(one);
+    } else {
+      known->count += one.count;
     }
   }
 }
@@ -127,38 +130,26 @@ void keep_counts(Target& target) {
 }  // namespace
 
 void drop_function_target(Target* target) noexcept {
-  std::vector<Target*>& alive = functions();
   const std::unique_ptr<Target> gone(target);
   keep_counts(*target);
-  alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
+  std::erase(*functions, target);
   // Released last, since that may run other code.
   const Owned called = std::move(target->called);
   const Owned object = std::move(target->object);
 }
 
-void for_each_count(const std::function<void(const Counted&)>& visit) {
-  const auto visit_target = [&](const Target& target) {
-    for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
-      for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
-        const Count& count = target.counts[precision][reason];
-        if (count.calls == 0) continue;
-        const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-        visit({target.operation, target.representation, decision, count});
-      }
-    }
-  };
-  for (std::size_t i = 0; i < target_count; ++i) visit_target(*targets[i]);
-  for (const Target* target : functions()) visit_target(*target);
-  for (const auto& [key, one] : dropped()) {
-    const auto& [operation, precision, reason] = key;
-    visit({operation, one.representation, {precision, reason}, one.count});
-  }
+std::vector<Counted> counts() {
+  std::vector<Counted> all;
+  for (std::size_t i = 0; i < target_count; ++i) add_counts(*targets[i], all);
+  for (const Target* target : *functions) add_counts(*target, all);
+  all.insert(all.end(), dropped->begin(), dropped->end());
+  return all;
 }
 
 void reset_counts() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
-  for (Target* target : functions()) target->counts = {};
-  dropped().clear();
+  for (Target* target : *functions) target->counts = {};
+  dropped->clear();
   model_results = {};
   lower_updates = 0;
 }

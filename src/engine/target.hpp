@@ -4,8 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
+#include <vector>
 
 #include "engine/rule.hpp"
 #include "host/callables.hpp"
@@ -75,12 +75,12 @@ void drop_function_target(Target* target) noexcept;
 
 // The counts of calls, for all targets and for functions that no longer exist.
 struct Counted {
-  const std::string& operation;
-  const std::string& representation;
+  std::string operation;
+  std::string representation;
   Decision decision;
-  const Count& count;
+  Count count;
 };
-void for_each_count(const std::function<void(const Counted&)>& visit);
+std::vector<Counted> counts();
 void reset_counts() noexcept;
 
 }  // namespace habana_mp::engine

@@ -224,7 +224,7 @@ template <typename Facts>
     }
   }
 
-  // Limits of torch.
+  // Limits of torch. Kernels for sparse tensors add up in the lower precision, if they support it.
   if (rule.is_product && is_lower(plan.to) && facts.holds_sparse_tensor()) return by(Way::without_lowering);
   if (is_lower(plan.to) && facts.mixes_in_a_transform()) return by(Way::without_lowering);
   return by(Way::with_casts);

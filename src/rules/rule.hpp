@@ -31,7 +31,7 @@ enum class Action : std::uint8_t {
   TRAIT(views_one)                                                                                                  \
   /* It computes each value of the result by itself, as arithmetic does. */                                         \
   TRAIT(is_elementwise)                                                                                             \
-  /* It adds up products. Kernels for sparse tensors add up in the lower precision, if they support it. */          \
+  /* It adds up products. */                                                                                        \
   TRAIT(is_product)                                                                                                 \
   /* Of a product in lower precision only the operands are rounded: its result is in float32. */                    \
   TRAIT(float32_result)                                                                                             \

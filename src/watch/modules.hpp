@@ -26,7 +26,7 @@ struct ModulePath {
   std::uint64_t nanoseconds = 0;
 };
 
-// The rules in a module under the lists of a region; engine/module_rules.cpp finds them.
+// The rules in a module under the lists of a region; engine/modules.cpp finds them.
 struct FoundRules {
   std::int64_t lists = 0;
   std::uint64_t generation = 0;

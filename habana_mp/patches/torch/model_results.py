@@ -1,6 +1,6 @@
 """``convert(results="fp32")``: what leaves a model is in float32.
 
-The core converts a tensor that the outermost module returns (src/engine/model_results.hpp), and calls a
+The core converts a tensor that the outermost module returns (src/engine/modules.hpp), and calls a
 function for any other result. In code that torch.compile reads, the call of an outermost module becomes a function that
 converts (``module_calls.py``), so that the graph has the conversion.
 """

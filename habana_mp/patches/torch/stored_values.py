@@ -47,7 +47,7 @@ class StoredValues(Patch):
         if self._handle is None:
             _nodes_are_known()  # so that the ledger has the result before any value is stored
             if _state_is_tapped():
-                _core.tap_state(_set_function())
+                _core.tap_state(_set_function(), False)
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -71,7 +71,7 @@ def _state_is_tapped() -> bool:
 
 
 def _may_tap_state() -> bool:
-    _core.check_state(_set_function())
+    _core.tap_state(_set_function(), True)
     return True
 
 

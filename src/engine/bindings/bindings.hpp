@@ -30,7 +30,7 @@ inline std::vector<engine::CoveredObject> entries_of(const std::vector<PlannedTa
   std::vector<engine::CoveredObject> entries;
   entries.reserve(plan.size());
   for (const auto& [object, shown, operation, listed, unlisted] : plan) {
-    entries.push_back({object.ptr(), shown.ptr(), operation, listed, unlisted});
+    entries.push_back({object.ptr(), shown.ptr(), operation, engine::intern(listed), engine::intern(unlisted)});
   }
   return entries;
 }

@@ -1,30 +1,82 @@
-// Adds the engine's functions to the module.
-#include "pybind.hpp"
+// Adds the engine's functions to the module: binding to torch, the ledger of what is assumed about it, and the others.
+#include <array>
+#include <utility>
+#include <vector>
 
-namespace py = pybind11;
+#include "engine/bindings/bindings.hpp"
+#include "engine/rule.hpp"
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+#include "host/aten.hpp"
+#include "host/callers.hpp"
+#include "host/casts_inside.hpp"
+#include "host/inside.hpp"
+#include "host/ledger.hpp"
+#include "host/modes.hpp"
+#include "host/reader.hpp"
+#include "host/streams.hpp"
+#include "host/symbols.hpp"
+#include "host/team.hpp"
+#include "host/torch_api.hpp"
+#include "host/view.hpp"
 
 namespace habana_mp {
 
-void register_torch(py::module_& module);
-void register_rules(py::module_& module);
 void register_installation(py::module_& module);
-void register_regions(py::module_& module);
 void register_state(py::module_& module);
-void register_functions(py::module_& module);
 void register_taps(py::module_& module);
-void register_origins(py::module_& module);
-void register_seen_calls(py::module_& module);
+
+namespace {
+
+std::vector<std::array<const char*, 5>> assumptions() {
+  std::vector<std::array<const char*, 5>> rows;
+  for (const host::Assumption* one : host::ledger()) {
+    const char* state = one->state() == host::Assumption::State::holds   ? "holds"
+                        : one->state() == host::Assumption::State::fails ? "does not hold"
+                                                                         : "not asked";
+    rows.push_back({one->name(), one->assumed(), one->check(), one->otherwise(), state});
+  }
+  return rows;
+}
+
+std::vector<std::pair<const char*, bool>> symbols() {
+  std::vector<std::pair<const char*, bool>> rows;
+  for (const host::Symbol& one : host::known_symbols()) rows.emplace_back(one.name, host::is_declared(one));
+  return rows;
+}
+
+}  // namespace
 
 void register_engine(py::module_& module) {
-  register_torch(module);
-  register_rules(module);
+  module.def("bind_torch", [] {
+    static bool bound = false;
+    if (bound) return;
+    or_throw(host::bind_torch());
+    host::bind_exchange();
+    or_throw(host::bind_reader());
+    host::bind_modes();
+    or_throw(engine::bind_flags());
+    host::bind_inside();
+    host::bind_aten();
+    host::bind_streams();
+    host::bind_casts_inside();
+    host::bind_team();
+    bound = true;
+  });
+  module.def("set_autocast_of_accelerator",
+             [](const py::object& function) { host::set_autocast_of_accelerator(function.ptr()); });
+  module.def(
+      "reader", [] { return host::name(host::read_method); }, "How tensors are read: layout or attribute.");
+  module.def("reads_flags_in_place",
+             [] { return engine::flag_of_torch.is_known() && engine::below_autograd.is_known(); });
+  module.def("looks_inside", &host::can_look_inside);
+  module.def("assumptions", &assumptions,
+             "The ledger: name, what is assumed, how it is checked, what happens otherwise, state.");
+  module.def("symbols", &symbols,
+             "Functions of torch's libraries by name, and whether torch's headers declare them so.");
   register_installation(module);
-  register_regions(module);
   register_state(module);
-  register_functions(module);
   register_taps(module);
-  register_origins(module);
-  register_seen_calls(module);
 }
 
 }  // namespace habana_mp

@@ -1,21 +1,200 @@
-// What is installed in torch, and the counts of its calls.
+// The rules of operations, what is installed in torch, and the counts of its calls.
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
-#include "engine/results.hpp"
+#include "engine/call.hpp"
+#include "engine/known_tensors.hpp"
+#include "engine/products.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
 #include "engine/taps.hpp"
 #include "engine/target.hpp"
-#include "host/callables.hpp"
-#include "rules/decision.hpp"
+#include "host/frames.hpp"
 
 namespace habana_mp {
 
+using engine::Rule;
 using engine::Target;
 
 namespace {
+
+// Returns the value that a table has for a name.
+template <typename Value, std::size_t size>
+Value named(const std::pair<std::string_view, Value> (&table)[size], std::string_view name, const char* what) {
+  const auto found = std::ranges::find(table, name, [](const auto& row) { return row.first; });
+  if (found == std::end(table)) throw std::invalid_argument("unknown " + (what + (": " + std::string(name))));
+  return found->second;
+}
+
+constexpr std::pair<std::string_view, rules::Action> actions[] = {
+    {"none", rules::Action::none},       {"precision", rules::Action::precision},
+    {"widest", rules::Action::widest},   {"in_place", rules::Action::in_place},
+    {"scalars", rules::Action::scalars}, {"first_input", rules::Action::first_input},
+    {"refused", rules::Action::refused},
+};
+constexpr std::pair<std::string_view, Kind> precisions[] = {
+    {"bf16", Kind::bf16}, {"fp16", Kind::f16}, {"fp32", Kind::f32}};
+constexpr std::pair<std::string_view, rules::Reason> reasons[] = {
+    {"no_kernel", rules::Reason::no_kernel},
+    {"parts", rules::Reason::parts},
+    {"float32_result", rules::Reason::float32_result},
+};
+constexpr std::pair<std::string_view, bool rules::Rule::*> traits[] = {
+#define HABANA_MP_NAMED(name) {#name, &rules::Rule::name},
+    HABANA_MP_TRAITS(HABANA_MP_NAMED)
+#undef HABANA_MP_NAMED
+};
+constexpr std::pair<std::string_view, PyObject * engine::Conditions::*> conditions_by_name[] = {
+    {"makes_product", &engine::Conditions::makes_product},
+    {"is_fused", &engine::Conditions::is_fused},
+    {"wrong_in_bf16", &engine::Conditions::wrong_in_bf16},
+    {"sums", &engine::Conditions::adds_up},
+};
+constexpr std::pair<std::string_view, engine::ProductForm> forms[] = {
+    {"", engine::ProductForm::none},
+    {"linear", engine::ProductForm::linear},
+    {"addmm", engine::ProductForm::addmm},
+    {"mm", engine::ProductForm::mm},
+    {"matmul", engine::ProductForm::matmul},
+    {"bmm", engine::ProductForm::bmm},
+    {"convolution", engine::ProductForm::convolution},
+    {"transposed_convolution", engine::ProductForm::transposed_convolution},
+    {"other", engine::ProductForm::other},
+};
+static_assert(std::size(forms) == engine::product_forms);
+
+engine::ProductForm form_named(std::string_view name) { return named(forms, name, "form of a product"); }
+
+// Returns the reason of a rule: `why`, or the reason that follows from the action if `why` is empty.
+rules::Reason reason_of(rules::Action action, const std::string& why) {
+  if (!why.empty()) return named(reasons, why, "reason");
+  switch (action) {
+    case rules::Action::widest:
+      return rules::Reason::widest;
+    case rules::Action::in_place:
+      return rules::Reason::in_place;
+    case rules::Action::first_input:
+    case rules::Action::scalars:
+      return rules::Reason::first_input;
+    default:
+      return rules::Reason::list;
+  }
+}
+
+// Returns a borrowed reference to the one permanent copy of this value. It is never freed, since a running call may
+// still read it after another policy is installed.
+PyObject* immortal_or_null(const py::object& names_or_function) {
+  static PyObject* const all = checked(PyDict_New());
+  PyObject* known = PyDict_SetDefault(all, names_or_function.ptr(), names_or_function.ptr());
+  if (known == nullptr) throw py::error_already_set();
+  return known;
+}
+
+// Returns null for an empty tuple.
+PyObject* immortal_or_null(const py::tuple& names) {
+  return names.empty() ? nullptr : immortal_or_null(py::object(names));
+}
+
+// Returns the engine::Castable with these values.
+engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
+                               const py::tuple& raised_keywords, std::uint64_t off_cpu_positions,
+                               const py::tuple& off_cpu_keywords) {
+  // A call reads the keywords only if a position is set. If only keywords are given, this sets a position that no call
+  // has.
+  constexpr std::uint64_t no_position = std::uint64_t{1} << 63U;
+  if (raised_positions == 0 && !raised_keywords.empty()) raised_positions = no_position;
+  if (off_cpu_positions == 0 && !off_cpu_keywords.empty()) off_cpu_positions = no_position;
+  return {.positions = positions,
+          .kept_keywords = immortal_or_null(kept_keywords),
+          .raised_positions = raised_positions,
+          .raised_keywords = immortal_or_null(raised_keywords),
+          .off_cpu_positions = off_cpu_positions,
+          .off_cpu_keywords = immortal_or_null(off_cpu_keywords)};
+}
+
+Rule make_rule(const std::string& action, const std::string& precision, const std::string& why,
+               const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
+               const py::tuple& target_keywords,
+               const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
+               const std::map<std::string, py::object>& conditions, const std::string& form) {
+  Rule rule;
+  rule.action = named(actions, action, "action");
+  if (rule.action == rules::Action::precision) rule.to = named(precisions, precision, "precision");
+  rule.reason = reason_of(rule.action, why);
+  for (const std::string_view word : words) rule.*named(traits, word, "trait") = true;
+  if (castable) rule.castable = *castable;
+  rule.castable.target_keywords = immortal_or_null(target_keywords);
+  if (sparse_gradient) {
+    rule.conditions.sparse_keyword = immortal_or_null(py::make_tuple(sparse_gradient->first));
+    rule.conditions.sparse_position = sparse_gradient->second;
+  }
+  for (const auto& [name, function] : conditions) {
+    PyObject*& place =
+        name == "in_rows" ? rule.execution.in_rows : rule.conditions.*named(conditions_by_name, name, "condition");
+    place = immortal_or_null(function);
+  }
+  rule.execution.form = form_named(form);
+  return rule;
+}
+
+// A Python function whose calls go through the engine.
+class Called {
+ public:
+  explicit Called(Target* target) : target_(target) { or_throw(target != nullptr); }
+  py::object call(const py::tuple& arguments, const py::dict& keywords) {
+    const auto given = static_cast<Py_ssize_t>(arguments.size());
+    std::vector<PyObject*> values;
+    values.reserve(arguments.size() + keywords.size());
+    for (const auto& value : arguments) values.push_back(value.ptr());
+    py::tuple names(keywords.size());
+    std::size_t i = 0;
+    for (const auto& [name, value] : keywords) {
+      names[i++] = py::reinterpret_borrow<py::object>(name);
+      values.push_back(value.ptr());
+    }
+    return called(engine::answer(*target_, {values.data(), given, keywords.empty() ? nullptr : names.ptr()}));
+  }
+
+ protected:
+  Target* target_;
+};
+
+// A Python function of torch that lists may name. Its calls follow the rules of the policy and of the regions. `called`
+// runs the function's original code. The target is never freed.
+struct Composite : Called {
+  using Called::Called;
+};
+
+Composite make_composite(const py::object& function, const py::object& called, const std::string& operation) {
+  Target* target = engine::target_for(function.ptr(), host::CallableKind::composite, operation.c_str(), function.ptr());
+  if (target != nullptr) target->called = Owned::borrowed(called.ptr());
+  return Composite(target);
+}
+
+// A Python function with its own rule. The log shows `shown`, to which the engine holds no reference; the engine calls
+// `function`.
+struct Function : Called {
+  using Called::Called;
+  ~Function() { engine::drop_function_target(target_); }
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
+};
+
+Function make_function(const py::object& function, const py::object& shown, const py::str& operation, Rule rule) {
+  rule.reason = rules::Reason::op_wrap;
+  const Rule* const listed = engine::intern(rule);
+  Target* target = engine::make_function_target(function.ptr(), shown.ptr(), host::bytes_of(operation.ptr()));
+  if (target != nullptr) target->listed = listed;
+  return Function(target);
+}
 
 void install(const std::vector<PlannedTarget>& plan, const py::object& policy, bool within_modules) {
   or_throw(engine::install(entries_of(plan), within_modules, policy.ptr()));
@@ -31,19 +210,8 @@ py::object text_of_bytes(const std::string& bytes) {
 // Returns a row for each operation that was called and each decision about it: (operation, representation, precision,
 // reason, calls, casts, bytes, casts of weights that are too small to be cached).
 py::list counts() {
-  struct Row {
-    std::string operation;
-    std::string representation;
-    rules::Decision decision;
-    engine::Count count;
-  };
-  // No Python object is created during the iteration, since garbage collection may free functions with their own rules.
-  std::vector<Row> found;
-  engine::for_each_count([&found](const engine::Counted& one) {
-    found.push_back({one.operation, one.representation, one.decision, one.count});
-  });
   py::list rows;
-  for (const Row& row : found) {
+  for (const engine::Counted& row : engine::counts()) {
     rows.append(py::make_tuple(text_of_bytes(row.operation), text_of_bytes(row.representation),
                                rules::name(row.decision.precision), rules::row_of(row.decision.reason).word,
                                row.count.calls, row.count.casts, row.count.bytes, row.count.small));
@@ -62,6 +230,43 @@ py::object unpatched_copy(const py::object& builtin) {
 }  // namespace
 
 void register_installation(py::module_& module) {
+  py::class_<engine::Castable>(module, "Castable", "Which arguments of an operation may be cast.")
+      .def("__init__", &Constructor<make_castable>::call, is_constructor, py::kw_only(), py::arg("positions"),
+           py::arg("kept_keywords"), py::arg("raised_positions"), py::arg("raised_keywords"),
+           py::arg("off_cpu_positions"), py::arg("off_cpu_keywords"));
+  py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
+      .def("__init__", &Constructor<make_rule>::call, is_constructor, py::kw_only(), py::arg("action"),
+           py::arg("precision") = "", py::arg("why") = "", py::arg("traits") = std::vector<std::string_view>(),
+           py::arg("castable") = std::nullopt, py::arg("target_keywords") = py::tuple(),
+           py::arg("sparse_gradient") = std::nullopt, py::arg("conditions") = std::map<std::string, py::object>(),
+           py::arg("product_form") = "");
+  module.def(
+      "set_products",
+      [](bool multiplies_bf16, bool multiplies_f16, const std::map<std::string, py::object>& tracked,
+         const py::object& widened, const py::object& with_rounded_gradient) {
+        engine::ProductSettings wanted{multiplies_bf16,
+                                       multiplies_f16,
+                                       {},
+                                       Owned::borrowed(widened.ptr()),
+                                       Owned::borrowed(with_rounded_gradient.ptr())};
+        for (const auto& [form, function] : tracked) {
+          wanted.tracked[static_cast<std::size_t>(form_named(form))] = Owned::borrowed(function.ptr());
+        }
+        const engine::ProductSettings former = std::exchange(*engine::product_settings, std::move(wanted));
+      },
+      py::arg("multiplies_bf16"), py::arg("multiplies_f16"), py::arg("tracked"), py::arg("widened"),
+      py::arg("with_rounded_gradient"));
+  py::tuple names(std::size(traits));
+  for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].first);
+  module.attr("traits") = names;
+  py::class_<Function>(module, "Function", "A Python function that is called through the engine.")
+      .def("__init__", &Constructor<make_function>::call, is_constructor, py::arg("function"), py::arg("shown"),
+           py::arg("operation"), py::arg("rule"))
+      .def("call", &Function::call);
+  py::class_<Composite>(module, "Composite", "A Python function of torch's that lists may cover.")
+      .def("__init__", &Constructor<make_composite>::call, is_constructor, py::arg("function"), py::arg("called"),
+           py::arg("operation"))
+      .def("call", &Composite::call);
   module.def("install", &install, py::arg("plan"), py::arg("policy"), py::kw_only(), py::arg("within_modules"));
   module.def("installed_policy", [] {
     PyObject* const policy = engine::installed_policy();
@@ -79,10 +284,6 @@ void register_installation(py::module_& module) {
   module.def("reset_counts", &engine::reset_counts);
   module.def("lower_updates", [] { return engine::lower_updates; });
   module.def("unpatched_copy", &unpatched_copy);
-  module.def("is_covered", [](const py::object& object) {
-    const Target* target = engine::find_target(object.ptr());
-    return target != nullptr && target->installed;
-  });
   module.def("can_cover", [](const py::object& object) { return host::can_cover(object.ptr()); });
 }
 

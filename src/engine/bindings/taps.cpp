@@ -1,4 +1,4 @@
-// What is tapped: builtins, modules, hooks.
+// What is tapped: builtins, modules, hooks; tensors whose origin is known; and those that see calls.
 #include "host/taps.hpp"
 
 #include <optional>
@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
-#include "engine/call.hpp"
 #include "engine/known_tensors.hpp"
-#include "engine/model_results.hpp"
 #include "engine/modules.hpp"
-#include "engine/rule.hpp"
 #include "engine/seen_calls.hpp"
 #include "engine/state.hpp"
 #include "engine/taps.hpp"
-#include "engine/target.hpp"
+#include "host/modes.hpp"
+#include "host/reader.hpp"
+#include "tensor/cast.hpp"
+#include "watch/values.hpp"
 
 namespace habana_mp {
 
@@ -80,6 +80,25 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
                           held(inside), held(between), held(through), held(operator_found)});
 }
 
+py::object cast_in_block(const py::object& tensor, const py::object& dtype) {
+  const Kind to = host::kind_of_dtype(dtype.ptr());
+  Owned made = is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
+  return made ? py::reinterpret_steal<py::object>(made.release()) : py::none();
+}
+
+// A tensor without a gradient has none that is bad.
+Py_ssize_t worst_gradient(const py::list& parameters) {
+  static PyObject* const name = interned("grad");
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const py::object gradient = called(PyObject_GetAttr(parameters[i].ptr(), name));
+    const watch::Finite state = watch::magnitude_of(gradient.ptr(), false).state;
+    if (state == watch::Finite::infinities || state == watch::Finite::nans) return static_cast<Py_ssize_t>(i);
+  }
+  return -1;
+}
+
+PyObject* pointer_or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
+
 }  // namespace
 
 void register_taps(py::module_& module) {
@@ -124,6 +143,45 @@ void register_taps(py::module_& module) {
   module.def("exchange_in_model", [](bool in_model) { return std::exchange(engine::thread_state.in_model, in_model); });
   module.def("count_calls", &count_calls);
   module.def("call_by_slot", &call_by_slot);
+  module.def("set_tracked_cast", [](const py::object& function) {
+    tensor::set_tracked_cast(function.is_none() ? nullptr : function.ptr());
+  });
+  module.def("set_number_in_range", [](const py::object& function) {
+    tensor::set_number_in_range(function.is_none() ? nullptr : function.ptr());
+  });
+  module.def("cast_in_block", &cast_in_block);
+  module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
+  module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
+  module.def("tap_state", [](const py::object& set_function, bool only_checks) {
+    or_throw(engine::tap_state(set_function.ptr(), only_checks));
+  });
+  module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
+  module.def("may_be_lowered_in_graph",
+             [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });
+  module.def("guard_calls", [](const py::object& found, double share, std::uint64_t most) {
+    engine::guard_calls(pointer_or_null(found), share, most);
+  });
+  module.def("worst_value", [](const py::object& tensor, bool whole) {
+    return static_cast<int>(watch::magnitude_of(tensor.ptr(), whole).state);
+  });
+  module.def("worst_gradient", &worst_gradient);
+  module.def("computes_gradient", &host::gradients_are_worked_out);
+  module.def("guarded_largest", &engine::largest_checked);
+  module.def("forget_guarded_largest", [] { engine::largest_checked().clear(); });
+  module.def("observe_calls", [](const py::object& observer) {
+    Owned former = engine::set_observer(pointer_or_null(observer));
+    return former ? py::reinterpret_steal<py::object>(former.release()) : py::object(py::none());
+  });
+  module.def("make_observed_call", [] { return called(engine::make_observed_call()); });
+  module.def("observed_decision", []() -> py::object {
+    const auto decision = engine::decision_of_observed_call();
+    if (!decision) return py::none();
+    return py::make_tuple(rules::name(decision->precision), rules::row_of(decision->reason).word);
+  });
+  module.def("call_unseen", [](const py::object& function) {
+    const engine::UnseenBlock block;
+    return called(PyObject_CallNoArgs(function.ptr()));
+  });
 }
 
 }  // namespace habana_mp
