@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from helpers.each import each
+from helpers.late import module_of
 from helpers.processes import python
 
 ROOT = Path(__file__).parents[2]
@@ -62,12 +62,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", re.MULTI
 
 
 def generator() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("make_rules_table", ROOT / "docs" / "make_rules_table.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "docs" / "make_rules_table.py")
 
 
 def promised(code: str, output: str | None) -> list[str]:
