@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import HmpWarning, hmp
-from habana_mp.patches.torch import module_paths
 from helpers.lists import Converter, write_list
 from helpers.steered import (
     BF16,
@@ -393,24 +392,3 @@ def test_a_slice_that_becomes_part_of_a_model_gives_its_layers_a_place_there(con
     with pytest.warns(HmpWarning, match="Module.kept.0 and Sliced.layers.0 are one module"):
         assert taken[0](x).dtype is FP32
     assert model(x).dtype is BF16
-
-
-def test_a_module_that_a_forward_makes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class MakesOne(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(nn.Linear(2, 2) for _ in range(10))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.ReLU()(x)
-
-    walks: list[nn.Module] = []
-    original = module_paths.named_modules
-    monkeypatch.setattr(module_paths, "named_modules", lambda one: walks.append(one) or original(one))
-    hmp.convert(rules={"linear @ parts.*": "fp32"})
-    model = MakesOne()
-    model(torch.ones(2))
-    searches = walks.count(model)
-    for _ in range(5):
-        model(torch.ones(2))
-    assert walks.count(model) == searches
