@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from habana_mp import Report, Row, hmp
 from helpers.lists import Converter
 from helpers.probes import rows_of_report
+from helpers.processes import in_threads
 
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous()
@@ -149,11 +149,7 @@ def test_the_rows_are_plain_data_on_demand(converted: Converter) -> None:
 
 def test_calls_of_many_threads_are_all_counted(converted: Converter) -> None:
     converted(bf16=["exp"])
-    threads = [threading.Thread(target=lambda: [torch.exp(M) for _ in range(200)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: [torch.exp(M) for _ in range(200)])
     assert rows_of_report() == {("exp", "bf16"): (800, 800, 800 * 32)}
 
 

@@ -245,11 +245,3 @@ def test_edges_lead_to_the_same_rows_when_they_are_put_together(made: Report) ->
         return {(of.rows[edge.source].operation, of.rows[edge.target].operation) for edge in of.edges}
 
     assert ends(whole) == ends(made)
-
-
-def test_two_processes_that_ran_the_same_give_one_report_of_twice_as_many_calls(recorded: Report) -> None:
-    whole = merged([recorded, Report.from_dict(recorded.to_dict())])
-    assert [(row.operation, row.place, row.calls) for row in whole] == [
-        (row.operation, row.place, 2 * row.calls) for row in recorded
-    ]
-    assert (whole.ranks, whole.detail, len(whole.findings)) == (2, "lines", len(recorded.findings))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import Report, Row, _core, hmp
+from helpers.processes import in_threads
 from helpers.watching import assert_rows_sum_up, marked_line
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
@@ -80,18 +81,13 @@ def train(model: nn.Module, steps: int = 3) -> None:
 
 def test_the_rows_sum_up_over_a_training_with_checkpoints_threads_and_exceptions() -> None:
     hmp.reset_report()
-    threads = [threading.Thread(target=train, args=(Model(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    train(Model())
+    in_threads(lambda _: train(Model()), 4)
     for _ in range(5):
         with pytest.raises(RuntimeError):
             torch.mm(X, X)
     x = X.clone()
     x[0] = torch.ones(8, dtype=torch.bfloat16)
     x += X.bfloat16()
-    for thread in threads:
-        thread.join()
     report = hmp.report(show=False)
     assert_rows_sum_up(report)
     assert {row.phase for row in report} == {"forward", "backward"}
