@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import ListError, hmp
+from helpers.cases import CASES, Case
+from helpers.comparing import tensors
 from helpers.each import each
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.state_of_torch import assert_torch_is_restored
@@ -51,79 +53,26 @@ def test_o1_follows_the_default_lists() -> None:
     assert torch.exp(MATRIX.bfloat16()).dtype is BF16
 
 
+#: Of the cases, those whose operation O2 lowers. What only moves values has the precision of its input.
 O2_LOWER = {
-    "conv1d": lambda x: F.conv1d(x[None], x[None]),
-    "conv2d": lambda x: F.conv2d(x[None, None], x[None, None]),
-    "conv3d": lambda x: F.conv3d(x[None, None, None], x[None, None, None]),
-    "conv_transpose1d": lambda x: F.conv_transpose1d(x[None], x[:, None]),
-    "conv_transpose2d": lambda x: F.conv_transpose2d(x[None, None], x[None, None]),
-    "conv_transpose3d": lambda x: F.conv_transpose3d(x[None, None, None], x[None, None, None]),
-    "addmm": lambda x: torch.addmm(x, x, x),
-    "mm": lambda x: torch.mm(x, x),
-    "bmm": lambda x: torch.bmm(x[None], x[None]),
-    "mv": lambda x: torch.mv(x, x[0]),
-    "dot": lambda x: torch.dot(x[0], x[1]),
-    "linear": lambda x: F.linear(x, x, x[0]),
-    "matmul": lambda x: torch.matmul(x, x),
-    "@": lambda x: x @ x,
-    "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None]),
-    "addbmm": lambda x: torch.addbmm(x, x[None], x[None]),
-    "nn.Linear": lambda x: torch.nn.functional.linear(x, x),
-}
-if hasattr(F, "grouped_mm"):
-    O2_LOWER["grouped_mm"] = lambda x: F.grouped_mm(
-        x.new_ones(2, 8), x.new_ones(1, 8, 8), offs=torch.tensor([2], dtype=torch.int32)
-    )
-
-
-@each("name", O2_LOWER)
-def test_o2_runs_gemm_and_convolutions_in_lower_precision(name: str) -> None:
-    hmp.convert("O2")
-    assert O2_LOWER[name](MATRIX).dtype is BF16
-
-
-O2_FP32 = {
-    "fold": lambda m: F.fold(m[None], (1, 5), (1, 3)),
-    "cov": torch.cov,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "softmax": lambda x: F.softmax(x, -1),
-    "log_softmax": lambda x: F.log_softmax(x, -1),
-    "layer_norm": lambda x: F.layer_norm(x, (3,)),
-    "group_norm": lambda x: F.group_norm(x, 1),
-    "dropout": lambda x: F.dropout(x, 0.5),
-    "add": lambda x: x + x,
-    "mul": lambda x: x * x,
-    "div": lambda x: x / 2,
-    "sub": lambda x: 1 - x,
-    "pow": lambda x: x**2,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "sum": torch.sum,
-    "mean": torch.mean,
-    "cumsum": lambda x: torch.cumsum(x, 0),
-    "cat": lambda x: torch.cat([x, x]),
-    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 2),
-    "max_pool2d": lambda x: F.max_pool2d(x[None], 2),
-    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x[None], 1),
-    "embedding": lambda x: F.embedding(torch.tensor([0]), x),
-    "mse_loss": lambda x: F.mse_loss(x, x),
-    "leaky_relu": F.leaky_relu,
-    "hardtanh": F.hardtanh,
-    "std": torch.std,
-    "var": torch.var,
-    "norm": torch.norm,
+    *("mm", "bmm", "mv", "dot", "matmul", "__matmul__", "addmm", "addbmm", "baddbmm", "_grouped_mm", "linear"),
+    *("chain_matmul", "multi_dot", "linalg_multi_dot", "einsum", "tensordot", "inner", "gather"),
+    *(one.name for one in CASES if one.name.startswith(("conv", "_conv")) and one.name != "conv_tbc"),
 }
 
 
-@each("name", O2_FP32)
-def test_o2_runs_every_other_floating_operation_in_float32(name: str) -> None:
+@pytest.fixture
+def under_o2() -> None:
     hmp.convert("O2")
-    assert O2_FP32[name](MATRIX.bfloat16()).dtype is FP32
+
+
+@pytest.mark.usefixtures("under_o2")
+@each("case", CASES)
+def test_o2_runs_gemm_and_convolutions_in_lower_precision_and_other_floating_operations_in_float32(case: Case) -> None:
+    is_lower = case.name in O2_LOWER and str(case) != "convolution-torch"  # a function that O2 does not name
+    result = case.run() if is_lower and case.name != "gather" else case.run(case.cast(BF16))
+    found = {one.dtype for one in tensors(result) if one.is_floating_point()}
+    assert found <= {BF16 if is_lower else FP32}, case
 
 
 @each("level", ["O0", "O2"])

@@ -181,38 +181,3 @@ def test_a_decorated_asynchronous_generator_casts_nothing() -> None:
 def test_disable_casts_decorates_only_what_can_be_called(wrong: object) -> None:
     with pytest.raises(TypeError, match="disable_casts"):
         hmp.disable_casts(wrong)  # type: ignore[call-overload]
-
-
-@pytest.mark.usefixtures("casting")
-def test_threads_have_states_of_their_own() -> None:
-    wrong: list[str] = []
-    barrier = threading.Barrier(4)
-
-    def work(index: int) -> None:
-        barrier.wait()
-        for step in range(150):
-            if (step + index) % 2:
-                with hmp.disable_casts():
-                    if is_cast():
-                        wrong.append(f"{index} cast while disabled")
-            elif not is_cast():
-                wrong.append(f"{index} did not cast")
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@pytest.mark.usefixtures("casting")
-def test_the_backward_pass_of_a_disabled_block_may_run_outside_of_it() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    module = torch.nn.Linear(4, 4)
-    hmp.convert()
-    with hmp.disable_casts():
-        out = checkpoint(module, M.clone().requires_grad_(), use_reentrant=False)
-    out.sum().backward()
-    assert module.weight.grad is not None

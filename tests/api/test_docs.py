@@ -1,16 +1,21 @@
-"""The documentation is true: its Python prints what it says, its tables are up to date, its links lead somewhere."""
+"""The documentation is true: Python and commands print what it says, tables are up to date, links lead somewhere."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from helpers.each import each
+from helpers.late import module_of
 from helpers.processes import python
 
 ROOT = Path(__file__).parents[2]
@@ -62,12 +67,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", re.MULTI
 
 
 def generator() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("make_rules_table", ROOT / "docs" / "make_rules_table.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "docs" / "make_rules_table.py")
 
 
 def promised(code: str, output: str | None) -> list[str]:
@@ -126,3 +126,60 @@ def test_each_decision_has_its_number_its_headings_and_a_place_in_the_list() -> 
 def test_a_missing_marker_is_an_error() -> None:
     with pytest.raises(ValueError, match="one pair of markers for the table `x`; found 0"):
         generator().filled("no markers", {"x": lambda: ""})
+
+
+# ---- pages with commands ---------------------------------------------------------------------------------------------
+
+COMMANDS_AND_SNIPPETS = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Stands in what a command prints for what differs from place to place.
+ANYTHING = re.escape("[...]")
+
+
+#: The arguments of ``python`` for each of these commands.
+COMMANDS = {"python": [], "habana-mp": ["-m", "habana_mp"]}
+STATUS = '; echo "status $?"'
+
+
+def shell(command: str, folder: Path) -> str:
+    """Returns what a command prints, on both streams."""
+    first, *words = shlex.split(command.removesuffix(STATUS))
+    if first in COMMANDS and not {"|", "2>", "2>&1"} & {*words}:
+        done = python(*COMMANDS[first], *words, cwd=folder)
+        printed = done.stdout + done.stderr + f"status {done.returncode}\n" * command.endswith(STATUS)
+    else:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        printed = subprocess.run(
+            command, shell=True, cwd=folder, text=True, env=environment, check=False, **streams
+        ).stdout
+    # Whether this processor is told to be slower depends on it.
+    return "".join(line for line in printed.splitlines(keepends=True) if "times as long" not in line)
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("run.md", (8, 2)),
+        ("how-to/ci.md", (6, 0)),
+        ("results-changed.md", (3, 3)),
+        pytest.param("worse-than-float32.md", (8, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_the_commands_and_snippets_print_what_they_say(page: str, count: tuple[int, int], tmp_path: Path) -> None:
+    commands = snippets = 0
+    for kind, text in COMMANDS_AND_SNIPPETS.findall((ROOT / "docs" / page).read_text("utf-8")):
+        named = re.match(r"# (\S+\.py)\n", text)
+        if named:
+            (tmp_path / named[1]).write_text(text, "utf-8")
+        elif kind == "python":
+            (tmp_path / "snippet.py").write_text(text, "utf-8")
+            assert shell("python snippet.py", tmp_path).splitlines() == promised(text, None)
+            snippets += 1
+        for command, output in (
+            re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE) if kind == "console" else ()
+        ):
+            printed = shell(command, tmp_path)
+            assert re.fullmatch(re.escape(output).replace(ANYTHING, ".*"), printed), f"$ {command}\n{printed}"
+            commands += 1
+    assert (commands, snippets) == count

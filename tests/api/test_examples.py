@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from habana_mp import hmp
+from helpers.late import module_of
 from helpers.processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def load_main(name: str) -> Callable[[list[str]], Any]:
-    specification = importlib.util.spec_from_file_location(f"habana_mp_example_{name}", EXAMPLES / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # Dataclasses look their module up.
-    specification.loader.exec_module(module)
-    return module.main
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +25,7 @@ def _leaves_torch_alone() -> Iterator[None]:
 
 
 def test_digits_reach_the_accuracy_of_fp32(capsys: pytest.CaptureFixture[str]) -> None:
-    results = load_main("digits")([])
+    results = module_of(EXAMPLES / "digits.py").main([])
     fp32 = results.pop("FP32")
     assert fp32.accuracy > 0.95
     assert set(results) == {"default lists", "within modules", "own lists", "ResNet50 preset", "O2"}
@@ -50,7 +38,7 @@ def test_digits_reach_the_accuracy_of_fp32(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_language_model_reaches_the_loss_of_fp32() -> None:
-    results = load_main("language_model")(["--steps", "60", "--attention", "softmax"])
+    results = module_of(EXAMPLES / "language_model.py").main(["--steps", "60", "--attention", "softmax"])
     fp32 = results.pop("FP32")
     assert fp32 < 2
     assert set(results) == {"default lists", "ResNet50 preset", "O2"}
@@ -59,7 +47,7 @@ def test_language_model_reaches_the_loss_of_fp32() -> None:
 
 
 def test_custom_lists_move_operations_between_the_precisions() -> None:
-    results = load_main("custom_lists")([])
+    results = module_of(EXAMPLES / "custom_lists.py").main([])
     default = results["default lists"]
     assert (default.softmax, default.layer_norm) == ("fp32", "bf16")
     assert results["softmax to bf16"].softmax == "bf16"
@@ -70,7 +58,7 @@ def test_custom_lists_move_operations_between_the_precisions() -> None:
 
 
 def test_graph_shows_cast_nodes_only_in_mixed_precision(tmp_path: Path) -> None:
-    result = load_main("graph")(["--output", str(tmp_path / "made" / "graph.v2")])
+    result = module_of(EXAMPLES / "graph.py").main(["--output", str(tmp_path / "made" / "graph.v2")])
     assert result.files[0].name == "graph.v2.dot"
     # Weight and bias of the convolution and of the linear layer, and the input of softmax.
     assert result.cast_nodes == 5

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from habana_mp import Report, Row, hmp
 from helpers.lists import Converter
 from helpers.probes import rows_of_report
+from helpers.processes import in_threads
 
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous()
@@ -98,16 +97,6 @@ def test_the_report_outlives_restore_and_adds_up_over_configurations(converted: 
     assert rows_of_report() == {("mm", "bf16"): (2, 4, 128)}
 
 
-def test_resetting_counts_from_zero(converted: Converter) -> None:
-    converted(bf16=["mm", "normalize"])
-    torch.mm(M, N)
-    F.normalize(M)
-    hmp.reset_report()
-    assert len(hmp.report(show=False)) == 0
-    torch.mm(M, N)
-    assert rows_of_report()[("mm", "bf16")][0] == 1
-
-
 def test_the_busiest_operation_comes_first(converted: Converter) -> None:
     converted(bf16=["mm", "exp", "sin"])
     for count, function in ((2, torch.sin), (5, torch.exp)):
@@ -146,12 +135,6 @@ def test_the_table_has_a_line_for_each_row_and_sums() -> None:
     assert len({len(line) for line in lines.splitlines()}) == 1
 
 
-def test_an_empty_report_says_why_and_has_no_table() -> None:
-    (line,) = str(Report(())).splitlines()
-    assert line.startswith("Nothing ran in lower precision: hmp.convert() was not called in this process")
-    assert list(Report(())) == []
-
-
 def test_the_rows_are_plain_data_on_demand(converted: Converter) -> None:
     converted(bf16=["mm"])
     torch.mm(M, N)
@@ -166,11 +149,7 @@ def test_the_rows_are_plain_data_on_demand(converted: Converter) -> None:
 
 def test_calls_of_many_threads_are_all_counted(converted: Converter) -> None:
     converted(bf16=["exp"])
-    threads = [threading.Thread(target=lambda: [torch.exp(M) for _ in range(200)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: [torch.exp(M) for _ in range(200)])
     assert rows_of_report() == {("exp", "bf16"): (800, 800, 800 * 32)}
 
 

@@ -41,23 +41,7 @@ def _lstm() -> Step:
     return lambda: F.cross_entropy(model(words).flatten(0, 1), words.flatten())
 
 
-def _vae() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = nn.Linear(32, 16), nn.Linear(8, 32)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mean, log_variance = self.encoder(x).chunk(2, -1)
-            z = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
-            divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(-1)
-            return F.mse_loss(self.decoder(z), x) + 0.1 * divergence.mean()
-
-    model, x = Model(), torch.randn(64, 32)
-    return lambda: model(x)
-
-
-OWN = {"cnn": _cnn, "lstm": _lstm, "vae": _vae}
+OWN = {"cnn": _cnn, "lstm": _lstm}
 ARCHITECTURES = (("causal", "llama"), ("causal", "mamba"), ("masked", "deberta"), ("seq2seq", "t5"), ("image", "vit"))
 
 

@@ -68,41 +68,19 @@ def test_a_weight_that_a_collective_writes_is_seen_to_change(way: str) -> None:
 
 #: Methods of ProcessGroup that write into no tensor that they are given.
 HARMLESS = {
-    *(
-        "BackendType",
-        "CUSTOM",
-        "GLOO",
-        "MPI",
-        "NCCL",
-        "UCC",
-        "UNDEFINED",
-        "XCCL",
-        "Options",
-        "abort",
-        "barrier",
-        "bound_device_id",
-    ),
-    *(
-        "boxed",
-        "get_group_store",
-        "group_desc",
-        "group_name",
-        "merge_remote_group",
-        "monitored_barrier",
-        "name",
-        "options",
-        "rank",
-    ),
-    *("send", "set_timeout", "shutdown", "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous"),
+    "abort", "BackendType", "barrier", "bound_device_id", "boxed", "CUSTOM", "get_group_store", "GLOO", "group_desc",
+    "group_name", "merge_remote_group", "monitored_barrier", "MPI", "name", "NCCL", "Options", "options", "rank",
+    "send", "set_timeout", "shutdown", "size", "split_group", "UCC", "unbox", "UNDEFINED",
+    "use_pg_for_symm_mem_rendezvous", "XCCL",
     # of a backend
-    *("Options", "allocate_tensor", "eager_connect_single_device", "mem_allocator", "memory_stats", "resume"),
-    *("setUsePgForSymmMemRendezvous", "shrink", "supports_coalescing", "supports_shrinking", "supports_splitting"),
-    *("supports_tensor_alloc", "supports_time_estimate", "suspend"),
+    "allocate_tensor", "eager_connect_single_device", "mem_allocator", "memory_stats", "resume",
+    "setUsePgForSymmMemRendezvous", "shrink", "supports_coalescing", "supports_shrinking", "supports_splitting",
+    "supports_tensor_alloc", "supports_time_estimate", "suspend",
     # torch 2.15; a window is for memory that others write to by themselves, on accelerators only
-    *("get_backend", "get_reconfigure_handle", "reconfigure", "supports_reconfigure", "new_window", "supports_window"),
-    *("register_abort_hook", "register_post_hook", "register_pre_hook", "supports_abort_hooks"),
-    *("supports_completion_hooks", "unregister_abort_hook", "unregister_post_hook", "unregister_pre_hook"),
-}
+    "get_backend", "get_reconfigure_handle", "new_window", "reconfigure", "register_abort_hook", "register_post_hook",
+    "register_pre_hook", "supports_abort_hooks", "supports_completion_hooks", "supports_reconfigure",
+    "supports_window", "unregister_abort_hook", "unregister_post_hook", "unregister_pre_hook",
+}  # fmt: skip
 
 
 def test_every_collective_that_this_torch_has_is_tapped() -> None:

@@ -66,14 +66,6 @@ def test_fully_sharded_training_is_the_same_where_only_modules_are_lowered(named
 
 
 @on_two_ranks
-def test_fully_sharded_training_is_the_same_where_it_is_not_sharded_again() -> None:
-    hmp.convert()
-    model = sharded(reshard_after_forward=False)
-    train(model)
-    assert_same(weights(model), train_by_hand())
-
-
-@on_two_ranks
 def test_fully_sharded_gradients_accumulate_without_sync() -> None:
     hmp.convert()
     model = sharded()

@@ -32,31 +32,22 @@ WAYS: dict[str, Callable[[Any], nn.Module]] = {
     "DDP": DistributedDataParallel,
     "FSDP": lambda model: fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True),
     "tensor parallel": _tensor_parallel,
+    "fully sharded": _fully_sharded,
     "compiled DDP": lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
 }
-
-
-def check(wrap: Callable[[Any], nn.Module], how: str) -> None:
-    model = network()
-    options = options_for(how, model, "layers.1")
-    options = {"preset": "recommended", "results": "as computed", **options}
-    hmp.convert(**{**options, "rules": {"softmax": "lower", **(options.get("rules") or {})}})
-    called = wrap(model)
-    outputs = called(inputs())
-    assert precisions(outputs) == [LOWERED, STEERED[how], LOWERED, LOWERED]
-    sum(one.float().square().sum() for part in outputs for one in part).backward()
-    # FSDP gives each rank a part of all weights, with gradients of those that have values there.
-    assert {one.grad.dtype for one in called.parameters() if one.grad is not None} == {FP32}
 
 
 @pytest.mark.parametrize("how", STEERED)
 @pytest.mark.parametrize("way", WAYS)
 @on_two_ranks
 def test_a_rule_holds_in_a_module_that_is_distributed(way: str, how: str) -> None:
-    check(WAYS[way], how)
-
-
-@pytest.mark.parametrize("how", STEERED)
-@on_two_ranks
-def test_a_rule_holds_in_a_module_that_is_fully_sharded(how: str) -> None:
-    check(_fully_sharded, how)
+    model = network()
+    options = options_for(how, model, "layers.1")
+    options = {"preset": "recommended", "results": "as computed", **options}
+    hmp.convert(**{**options, "rules": {"softmax": "lower", **(options.get("rules") or {})}})
+    called = WAYS[way](model)
+    outputs = called(inputs())
+    assert precisions(outputs) == [LOWERED, STEERED[how], LOWERED, LOWERED]
+    sum(one.float().square().sum() for part in outputs for one in part).backward()
+    # FSDP gives each rank a part of all weights, with gradients of those that have values there.
+    assert {one.grad.dtype for one in called.parameters() if one.grad is not None} == {FP32}

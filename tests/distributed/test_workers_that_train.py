@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,9 @@ from helpers.comparing import assert_same
 from helpers.training_on_ranks import STEPS, Batch, adamw, backward, batch, network, step, weights
 
 FP32 = torch.float32
+
+#: A forked child may not use the parent's threads; and figures to be compared are summed in one order.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def within(seconds: float, process: Any) -> None:
@@ -48,25 +50,13 @@ def _train_and_save(path: str) -> None:
 
 def test_a_forked_server_trains_as_its_parent(tmp_path: Path) -> None:
     hmp.convert()
-    with one_thread():
-        before = train_alone()
-        process = multiprocessing.get_context("fork").Process(target=_train_and_save, args=(str(tmp_path / "w"),))
-        process.start()
-        after = train_alone()
-        within(60, process)
+    before = train_alone()
+    process = multiprocessing.get_context("fork").Process(target=_train_and_save, args=(str(tmp_path / "w"),))
+    process.start()
+    after = train_alone()
+    within(60, process)
     assert_same(before, after)
     assert_same(torch.load(tmp_path / "w"), before)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """A forked child may not use the parent's threads; and figures to be compared are summed in one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _train_together(model: nn.Module) -> None:
@@ -83,11 +73,10 @@ def test_processes_that_share_their_weights_train_them_in_float32() -> None:
     x, y = batch(0)
     before = F.cross_entropy(model(x), y).item()
     hmp.convert()
-    with one_thread():
-        process = torch.multiprocessing.get_context("fork").Process(target=_train_together, args=(model,))
-        process.start()
-        _train_together(model)
-        within(60, process)
+    process = torch.multiprocessing.get_context("fork").Process(target=_train_together, args=(model,))
+    process.start()
+    _train_together(model)
+    within(60, process)
     assert {one.dtype for one in model.parameters()} == {FP32}
     assert [one.data_ptr() for one in model.parameters()] == places
     hmp.restore()
@@ -109,19 +98,18 @@ class Products(Dataset[Batch]):
 def test_training_from_workers_with_the_log_on_neither_blocks_nor_differs(start: str, tmp_path: Path) -> None:
     path = tmp_path / "casts.jsonl"
     hmp.convert(log=path)
-    with one_thread():
-        expected = train_alone([*range(STEPS)] * 2)
-        workers = 2 if start == "fork" else 1
-        loader = DataLoader(
-            Products(), batch_size=None, num_workers=workers, multiprocessing_context=start, persistent_workers=True
-        )
-        model = network()
-        optimizer = adamw(model)
-        for _ in range(2):
-            for items in loader:
-                assert items[0].dtype is FP32
-                backward(model, items)
-                step(optimizer)
+    expected = train_alone([*range(STEPS)] * 2)
+    workers = 2 if start == "fork" else 1
+    loader = DataLoader(
+        Products(), batch_size=None, num_workers=workers, multiprocessing_context=start, persistent_workers=True
+    )
+    model = network()
+    optimizer = adamw(model)
+    for _ in range(2):
+        for items in loader:
+            assert items[0].dtype is FP32
+            backward(model, items)
+            step(optimizer)
     assert_same(weights(model), expected)
     hmp.restore()
     assert all(json.loads(line) for line in path.read_text().splitlines())

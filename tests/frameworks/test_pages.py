@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import logging
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from habana_mp import hmp
 from habana_mp.frameworks.common import write_report
 from helpers.how_to import PAGES, SCRIPTS, changes, copied, original, run, script, shown_report, weights_in
+from helpers.processes import in_threads
 from helpers.ranks import on_two_ranks, ranks
 
 pytestmark = [pytest.mark.usefixtures("quiet_libraries", "one_thread", "counted")]
@@ -172,11 +172,7 @@ def test_a_service_answers_in_several_threads_as_in_one(tmp_path: Path) -> None:
     def ask(i: int) -> None:
         answers[i] = client.post("/generate", json={"tokens": prompts[i]}).json()
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(ask, len(prompts))
     assert [answers[i] for i in range(len(prompts))] == alone
     report = hmp.report(show=False)
     assert report.weights.hits > report.weights.weights == 15

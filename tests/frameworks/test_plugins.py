@@ -242,17 +242,6 @@ def test_the_plugin_can_be_pickled() -> None:
     assert vars(plugin) == vars(MixedPrecision(validation={"enabled": False}, preset="torch-cpu"))
 
 
-def test_a_subclass_of_the_plugin_is_one(tmp_path: Path) -> None:
-    text = (
-        script("fabric_loop")
-        .replace("precision = MixedPrecision()", "precision = Own()")
-        .replace("\nprecision", "\nclass Own(MixedPrecision):\n    is_own = True\n\nprecision", 1)
-    )
-    found = run(text, tmp_path)
-    assert found["precision"].is_own
-    assert isinstance(found["precision"], found["Own"])
-
-
 # ---- Ignite --------------------------------------------------------------------------------------------------------
 
 

@@ -51,12 +51,9 @@ def test_a_classification_trains_in_two_processes(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "option"),
-    [("fused_decoder.py", "--hmp"), ("inference_graphs.py", "--bf16"), ("migrated_diffusion.py", "--amp")],
-)
-def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, option: str, tmp_path: Path) -> None:
-    exact, mixed = (number("final loss", started(tmp_path, SCRIPTS / script, *options)) for options in ((), (option,)))
+def test_a_whole_script_trains_in_mixed_precision_as_in_fp32(tmp_path: Path) -> None:
+    script = SCRIPTS / "migrated_diffusion.py"
+    exact, mixed = (number("final loss", started(tmp_path, script, *options)) for options in ((), ("--amp",)))
     assert exact < 0.5
     assert abs(mixed - exact) < 0.02
 
@@ -64,7 +61,3 @@ def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, option: 
 @pytest.mark.parametrize("script", ["lightning_plugin.py", "trainer.py"])
 def test_scripts_of_libraries_train_in_mixed_precision(script: str, tmp_path: Path) -> None:
     assert number("final loss", started(tmp_path, SCRIPTS / script, "--hmp")) < 0.5
-
-
-def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
-    assert number("final loss", started(tmp_path, SCRIPTS / "deepspeed_like.py", "--deterministic")) < 0.5

@@ -88,57 +88,6 @@ def timesteps() -> Step:
     return lambda: F.mse_loss(model(x, t), noise)
 
 
-@_fault("tabular", "index", "mul")
-def bins_of_a_table() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(1001, 16)
-            self.head = _mlp(16, 32, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            bins = x * 1000  # planted
-            return self.head(self.table(bins.long()))
-
-    model, x = Model(), torch.rand(256)
-    y = torch.sin(9 * x)[:, None]
-    return lambda: F.mse_loss(model(x), y)
-
-
-@_fault("graph", "comparison", "sub")
-def neighbours_within_a_radius() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(8, 32, 8)
-
-        def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-            apart = places[:, None] - places[None]  # planted
-            near = (apart.norm(dim=-1) < 1.0).float()
-            return self.body(near @ x / near.sum(1, keepdim=True))
-
-    model, x, y = Model(), torch.randn(64, 8), torch.randn(64, 8)
-    places = 300 + 2 * torch.rand(64, 3)
-    return lambda: F.mse_loss(model(x, places), y)
-
-
-@_fault("noise", "decision", "mul")
-def noise_from_a_hash() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(5, 32, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", enabled=False):
-                hashed = (x @ torch.tensor([12.9898, 78.233, 3.1, 7.7])).sin()
-            noise = hashed * 43758.5453  # planted
-            return self.body(torch.cat([x, (noise % 1)[:, None].float()], -1))
-
-    model, x, y = Model(), torch.randn(128, 4), torch.randn(128, 1)
-    return lambda: F.mse_loss(model(x), y)
-
-
 # ---- state -----------------------------------------------------------------------------------------------------------
 
 
@@ -207,22 +156,6 @@ def small_steps_of_an_integrator() -> Step:
 # ---- steep functions -------------------------------------------------------------------------------------------------
 
 
-@_fault("retrieval", "offset", "add")
-def scores_with_a_prior() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = _mlp(16, 32, 20)
-
-        def forward(self, x: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
-            scores = self.body(x).float() + prior  # planted
-            return F.cross_entropy(scores.float(), torch.arange(len(x)) % 20)
-
-    model, x = Model(), 4 * torch.randn(64, 16)
-    prior = torch.full((20,), -600.0)
-    return lambda: model(x, prior)
-
-
 @_fault("events", "exponent", "mul")
 def decay_between_events() -> Step:
     class Model(nn.Module):
@@ -238,41 +171,6 @@ def decay_between_events() -> Step:
     model = Model()
     gaps, y = 4000 + 20 * torch.rand(128), torch.randn(128, 1)
     return lambda: F.mse_loss(model(gaps).float(), y)
-
-
-@_fault("coordinates", "phase", "matmul")
-def fourier_features() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("directions", 200 * torch.randn(2, 32))
-            self.body = _mlp(64, 64, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            angles = torch.matmul(x, self.directions)  # planted
-            return self.body(torch.cat([angles.float().sin(), angles.float().cos()], -1))
-
-    model, x, y = Model(), torch.rand(256, 2), torch.randn(256, 3)
-    return lambda: F.mse_loss(model(x), y)
-
-
-@_fault("geometry", "pole", "sum")
-def angle_between_rotations() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(4, 4, bias=False)
-            nn.init.eye_(self.body.weight)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", enabled=False):
-                a, b = F.normalize(self.body(x), dim=-1), F.normalize(y, dim=-1)
-            cosine = (a * b).sum(-1)  # planted
-            return torch.acos(cosine.float()).mean()
-
-    model, x = Model(), torch.randn(64, 4)
-    y = x + 0.05 * torch.randn(64, 4)
-    return lambda: model(x, y)
 
 
 @_fault("distillation", "convergence", "softmax")

@@ -14,7 +14,7 @@ from helpers import forked
 TESTS = Path(__file__).parents[1]
 
 
-def in_threads(work: Callable[[int], None], count: int = 4) -> None:
+def in_threads(work: Callable[[int], object], count: int = 4) -> None:
     """Runs ``work`` with each number below ``count`` at the same time, each in its own thread."""
     threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
     for thread in threads:

@@ -67,14 +67,6 @@ def test_a_console_that_cannot_show_a_character_gets_it_spelled_out(
 # A file
 
 
-def test_a_relative_path_is_resolved_when_the_log_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    open_log("casts.log")  # text: elsewhere here it is a path object
-    monkeypatch.chdir("/")
-    emit()
-    assert read(tmp_path / "casts.log") == line_of(MUL) + "\n"
-
-
 @pytest.mark.parametrize("name", ["größe 日本.jsonl", os.fsdecode(b"\xff.log")])
 def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     open_log(tmp_path / name)

@@ -14,6 +14,7 @@ import pytest
 
 from habana_mp.reporting.log import close_log, open_log
 from helpers.log_lines import emit, line_of, records, script
+from helpers.processes import in_threads
 
 # Threads, processes, exit
 
@@ -35,11 +36,7 @@ def test_eight_threads_lose_no_line_and_tear_none(
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 8)
     sys.setswitchinterval(interval)
     if destination == "json":
         got = [line_of(record["function"]) for record in records(path)]

@@ -9,7 +9,7 @@ import pytest
 
 from habana_mp import Report
 from habana_mp.run import closing
-from helpers.report_data import network, report, row
+from helpers.reports import network, report, row
 
 Data = dict[str, Any]
 

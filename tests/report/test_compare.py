@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from habana_mp import Report, cli, hmp
-from helpers.report_data import network, report, row
+from helpers.reports import network, report, row
 
 
 def texts(rows: Any) -> Counter[str]:

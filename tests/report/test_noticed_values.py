@@ -271,18 +271,6 @@ def test_casts_never_take_longer_than_their_calls(watched: Converter) -> None:
         assert row.cast_seconds <= row.seconds
 
 
-def test_the_step_of_an_optimizer_is_named_as_one(watched: Converter) -> None:
-    watched(bf16=["mm"])
-    weight = nn.Parameter(torch.ones(2, 2))
-    optimizer = torch.optim.AdamW([weight], foreach=False)
-    weight.grad = torch.ones(2, 2)
-    optimizer.step()
-    rows = hmp.report(show=False).rows
-    assert rows
-    assert {(row.precision, row.reason) for row in rows} == {("unchanged", "optimizer_step")}
-    assert "inside an optimizer's step" in "\n".join(hmp.report(show=False).words)
-
-
 def test_refreshes_of_cached_casts_have_a_size(converted: Converter) -> None:
     converted(bf16=["linear"])
     layer = nn.Linear(256, 256)
@@ -448,18 +436,6 @@ def test_a_line_with_a_pattern_has_its_file_and_number_and_is_not_advised_agains
             assert (own.rule, own.is_own) == (place, True)
             others = [one for one in report.findings if one.kind != "too small"]  # depends on times
             assert not [one for one in others if one.text.startswith("linear") or "linear" in str(one.rule)]
-
-
-def test_a_trained_weight_is_cast_for_each_step_without_a_finding() -> None:
-    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 4))
-    optimizer = torch.optim.Adam(model.parameters())
-    hmp.convert(preset="recommended", report="lines")
-    hmp.reset_report()
-    for _ in range(10):
-        optimizer.zero_grad()
-        F.cross_entropy(model(torch.randn(64, 64)), torch.arange(64) % 4).backward()
-        optimizer.step()
-    assert "changing weight" not in {one.kind for one in hmp.report(show=False).findings}
 
 
 def test_a_kept_module_is_told_as_kept() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from habana_mp import Report, Row, _core, hmp
 from habana_mp.reporting.log import close_log, open_log
 from habana_mp.reporting.page import html_page
 from helpers.log_lines import emit, line_of, read, records
+from helpers.page_parts import Parts
 
 ANYTHING = st.text(st.characters(exclude_categories=()))
 ODD = "a\n\r\t\x1b[31m\x07\x7f\x85\x9b\u2028\u2029\u202e\ufeff\ud800\udcff\"'\\</script><b>&\x00z"
@@ -76,27 +76,6 @@ def test_json_lines_give_the_text_back_and_hold_nothing_that_controls_a_terminal
     close_log()
 
 
-class Data(HTMLParser):
-    """What an element holds, and all elements."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[str] = []
-        self.data: dict[str, str] = {}
-        self._inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._inside = dict(attrs).get("id") or tag
-        self.elements.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        self.data[self._inside] = self.data.get(self._inside, "") + data
-
-
 def report_of(text: str) -> Report:
     row = Row(text, "bf16", 2, 1, 4, "list", rule=text, module=text, file=text, line=1, function=text, seconds=0.5)
     return Report((row,), detail="lines", seconds=1.0, environment={"script": text})
@@ -117,10 +96,14 @@ def test_every_form_of_a_report_takes_any_name(tmp_path: Path, text: str) -> Non
     for line in (tmp_path / "report.dot").read_text("utf-8").splitlines():
         assert is_harmless(line)
         assert len(re.findall(r'(?<!\\)(?:\\\\)*"', line)) % 2 == 0, line
-    made = Data(html_page(report.to_dict()))
-    assert made.elements == Data(html_page(report_of("a").to_dict())).elements
-    assert json.loads(made.data["report-data"])["rows"][0]["module"] == json.loads(json.dumps(text))
-    assert made.data["title"].encode()
+    made, plain = (Parts(html_page(one.to_dict())) for one in (report, report_of("a")))
+    assert [tag for tag, *_ in made.attributes] == [tag for tag, *_ in plain.attributes]
+    assert {tag: len(one) for tag, one in made.texts.items()} == {tag: len(one) for tag, one in plain.texts.items()}
+    data = made.texts["script"][0]
+    assert data.isascii()
+    assert not set(data) & set("<>&")
+    assert json.loads(data)["rows"][0]["module"] == json.loads(json.dumps(text))
+    assert made.texts["title"][0].encode()
 
 
 @pytest.mark.usefixtures("counted")

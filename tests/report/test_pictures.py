@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 from PIL import Image
+
+from helpers.late import module_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def maker() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("make_screenshots", DOCS / "make_screenshots.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 def test_the_pictures_of_the_page_show_the_report_of_their_script(tmp_path: Path) -> None:
-    make = maker()
+    make = module_of(DOCS / "make_screenshots.py")
     wanted = make.contents_of(make.reported(tmp_path))
     assert wanted["headline"].startswith("All ")
     for name, size in make.SIZES.items():

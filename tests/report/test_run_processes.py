@@ -77,15 +77,6 @@ def test_children_of_multiprocessing_are_converted_and_counted(method: str, scri
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("habana-mp")]
 
 
-def test_a_script_whose_children_alone_compute_passes_what_is_required(tmp_path: Path) -> None:
-    body = "import torch\ndef work(rank):\n    torch.ones(2, 2) @ torch.ones(2, 2)\n"
-    start = "if __name__ == '__main__':\n    torch.multiprocessing.spawn(work, nprocs=1)\n"
-    (tmp_path / "starts.py").write_text(body + start)
-    done = python(*EVERYWHERE, "--require-lowered", "starts.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "calls: 1 in bf16" in done.stderr
-
-
 def test_only_the_parent_of_a_fork_prints(tmp_path: Path) -> None:
     code = "import os, sys, torch\nchild = os.fork()\ntorch.ones(2, 2) @ torch.ones(2, 2)\nif child:\n    os.wait()\n"
     (tmp_path / "forks.py").write_text(f"{code}sys.exit(0 if child else 5)\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import Report, hmp
+from helpers.processes import in_threads
 from helpers.watching import paths
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
@@ -177,11 +177,7 @@ def test_what_a_gradient_calls_belongs_to_the_module_that_recorded_it(watched: A
 
 def test_each_thread_has_modules_of_its_own(watched: Any) -> None:
     models = [Net(), nn.Sequential(Block(), Block())]
-    threads = [threading.Thread(target=lambda model=model: [model(X) for _ in range(20)]) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda i: [models[i](X) for _ in range(20)], 2)
     calls = {row.module: row.calls for row in watched() if row.operation == "linear" and row.module is not None}
     expected = ("Net.blocks.0.linear", "Net.blocks.1.linear", "Net.head", "Sequential.0.linear", "Sequential.1.linear")
     assert calls == dict.fromkeys(expected, 20)

@@ -329,14 +329,6 @@ def test_an_infinity_in_the_data_is_told(guard: Any) -> None:
     assert "the input was not finite from the start" in text
 
 
-def test_an_infinity_in_a_weight_is_told() -> None:
-    model = Net(torch.tanh)
-    with torch.no_grad():
-        model.layers[1].proj.weight[0, :2] = torch.tensor([math.inf, -math.inf])  # type: ignore[index, union-attr]
-    text = named(lambda: train(model, steps=5), preset="recommended", guard=1.0)
-    assert "A weight of shape (8, 8) has an infinity already" in text
-
-
 def test_a_step_after_the_fault_is_told_that_it_has_passed() -> None:
     model = Net(torch.tanh)
     with torch.no_grad():

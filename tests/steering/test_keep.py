@@ -14,7 +14,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.fx import symbolic_trace
 
 from habana_mp import hmp
-from habana_mp.policy.kept import set_kept
 from helpers.lists import Converter
 from helpers.steered import BF16, FP32, LOWERED, Part, inputs, network, precisions
 
@@ -71,21 +70,9 @@ def test_it_is_a_property_of_the_module_and_not_of_its_state(converted: Converte
     assert precisions(copy.copy(model)(inputs()))[1] == KEPT
 
 
-def whole(model: nn.Module) -> nn.Module:
-    return hmp.keep(model)
-
-
-def container(model: Any) -> Any:
-    set_kept(model.layers, "fp32")  # `hmp.keep` would keep the modules in it
-    return model
-
-
 @pytest.mark.parametrize("runs_before", [False, True])
-@pytest.mark.parametrize("keep", [whole, container])
-def test_a_part_of_a_kept_module_is_kept_when_it_is_called_alone(
-    converted: Converter, keep: Callable[[nn.Module], nn.Module], runs_before: bool
-) -> None:
-    model: Any = keep(network())
+def test_a_part_of_a_kept_module_is_kept_when_it_is_called_alone(converted: Converter, runs_before: bool) -> None:
+    model = hmp.keep(network())
     converted(bf16=["linear", "softmax"])
     if runs_before:
         model(inputs())

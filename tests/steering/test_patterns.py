@@ -13,7 +13,7 @@ from hypothesis import given, strategies
 from torch import nn
 
 from habana_mp import HmpWarning, hmp
-from habana_mp.policy.patterns import Matcher, literals_in, may_meet, nearest_path, problem_of_pattern
+from habana_mp.policy.patterns import Matcher, may_meet, problem_of_pattern
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.steered import inputs, network
 
@@ -57,10 +57,6 @@ def test_two_patterns_meet_if_a_module_is_meant_by_both(a: str, b: str) -> None:
     assert may_meet(a, b) or not both
     if paths and may_meet(a, b):
         assert both
-
-
-def test_the_more_names_the_more_specific() -> None:
-    assert [literals_in(one) for one in ("**", "*.a", "a.b.**.c")] == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -140,13 +136,6 @@ def test_a_file_of_lines_for_modules_alone_says_that_its_list_is_empty(tmp_path:
     path = write_list(tmp_path / "fp32.txt", ["* @ lm_head"])
     (told,) = warned_by_convert("O1", "", path, preset="recommended")
     assert re.search(r"fp32\.txt: every line holds in some modules only.*`rules=`", told)
-
-
-def test_the_nearest_path() -> None:
-    paths = ["encoder.layer.0.attention", "encoder.layer.0.mlp", "decoder", "lm_head"]
-    assert nearest_path("encoder.layers.*.attention", paths) == "encoder.layer.0.attention"
-    assert nearest_path("lm_haed", paths) == "lm_head"
-    assert nearest_path("zzz", paths) is None
 
 
 def test_a_thousand_rules_are_checked_and_matched_fast(converted: Converter) -> None:

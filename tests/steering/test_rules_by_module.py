@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import HmpWarning, hmp
-from habana_mp.patches.torch import module_paths
 from helpers.lists import Converter, write_list
+from helpers.processes import in_threads
 from helpers.steered import (
     BF16,
     BY_PATH,
@@ -34,14 +33,6 @@ from helpers.steered import (
 every_way = pytest.mark.parametrize("how", STEERED)
 
 
-def _compiled(model: nn.Module) -> Any:
-    return torch.compile(model, fullgraph=True, backend="eager")
-
-
-def _pickled(model: nn.Module) -> Any:
-    return pickle.loads(pickle.dumps(model))
-
-
 def _saved(model: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
@@ -49,21 +40,8 @@ def _saved(model: nn.Module) -> Any:
     return torch.load(file, weights_only=False)
 
 
-def _functional(model: nn.Module) -> Any:
-    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
-    return lambda x: torch.func.functional_call(model, weights, (x,))
-
-
-def _traced(model: nn.Module) -> Any:
-    return torch.jit.trace(model, inputs(), check_trace=False)
-
-
-def _exported(model: nn.Module) -> Any:
-    return torch.export.export(model, (inputs(),)).module()
-
-
-def _exported_strictly(model: nn.Module) -> Any:
-    return torch.export.export(model, (inputs(),), strict=True).module()
+def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
 def _compiled_in_parts(model: Any) -> Any:
@@ -77,40 +55,30 @@ def _compiled_in_place(model: nn.Module) -> Any:
     return model
 
 
-def _compiled_by_inductor(model: nn.Module) -> Any:
-    return torch.compile(model, fullgraph=True)
-
-
 def _in_thread(model: nn.Module) -> Any:
     def run(x: torch.Tensor) -> Any:
         found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(model(x)))
-        thread.start()
-        thread.join()
+        in_threads(lambda _: found.append(model(x)), 1)
         return found[0]
 
     return run
-
-
-def _in_function(model: nn.Module) -> Any:
-    return torch.compile(lambda x: model(x), fullgraph=True, backend="eager")
 
 
 WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "as it is": lambda model: model,
     "copied": copy.deepcopy,
     "copied within": lambda model: copy.deepcopy(nn.Sequential(model))[0],
-    "pickled": _pickled,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
     "saved": _saved,
-    "functional_call": _functional,
-    "traced": _traced,
-    "exported": _exported,
-    "exported strictly": _exported_strictly,
-    "compiled": _compiled,
-    "compiled by inductor": _compiled_by_inductor,
+    "functional_call": lambda model: lambda x: torch.func.functional_call(model, _weights(model), (x,)),
+    "traced": lambda model: torch.jit.trace(model, inputs(), check_trace=False),
+    "exported": lambda model: torch.export.export(model, (inputs(),)).module(),
+    "exported strictly": lambda model: torch.export.export(model, (inputs(),), strict=True).module(),
+    "compiled": lambda model: torch.compile(model, fullgraph=True, backend="eager"),
+    "compiled by inductor": lambda model: torch.compile(model, fullgraph=True),
     "compiled in parts": _compiled_in_parts,
     "compiled in place": _compiled_in_place,
-    "compiled in a function": _in_function,
+    "compiled in a function": lambda model: torch.compile(lambda x: model(x), fullgraph=True, backend="eager"),
     "in a thread": _in_thread,
     "in DataParallel": nn.DataParallel,
 }
@@ -218,22 +186,6 @@ def test_an_exception_in_a_module_leaves_the_rules_outside_as_they_were(converte
     converted(bf16=["softmax"], rules={"* @ inner": "fp32"})
     assert Catches()(inputs()).dtype is BF16
     assert torch.softmax(inputs(), -1).dtype is BF16
-
-
-def test_a_generator_in_a_module_runs_by_the_rules_of_the_code_that_resumes_it(converted: Converter) -> None:
-    class Yields(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            def values() -> Any:
-                yield torch.softmax(x, -1)
-                yield torch.softmax(x, -1)
-
-            generator = values()
-            return next(generator), generator
-
-    model = nn.Sequential(Yields())
-    converted(bf16=["softmax"], rules={"* @ 0": "fp32"})
-    first, generator = model(inputs())
-    assert (first.dtype, next(generator).dtype) == (FP32, BF16)
 
 
 def test_other_rules_compile_again(converted: Converter) -> None:
@@ -393,24 +345,3 @@ def test_a_slice_that_becomes_part_of_a_model_gives_its_layers_a_place_there(con
     with pytest.warns(HmpWarning, match="Module.kept.0 and Sliced.layers.0 are one module"):
         assert taken[0](x).dtype is FP32
     assert model(x).dtype is BF16
-
-
-def test_a_module_that_a_forward_makes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class MakesOne(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(nn.Linear(2, 2) for _ in range(10))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.ReLU()(x)
-
-    walks: list[nn.Module] = []
-    original = module_paths.named_modules
-    monkeypatch.setattr(module_paths, "named_modules", lambda one: walks.append(one) or original(one))
-    hmp.convert(rules={"linear @ parts.*": "fp32"})
-    model = MakesOne()
-    model(torch.ones(2))
-    searches = walks.count(model)
-    for _ in range(5):
-        model(torch.ones(2))
-    assert walks.count(model) == searches

@@ -55,7 +55,7 @@ def _tuned(*words: str) -> int:
 
 
 def test_the_lists_are_found_and_used(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--metric", "mse", "--check", CHECK, "--seeds", "0", "--seed-argument", "seed", str(script)]
+    words = ["--metric", "mse", "--check", CHECK, "--seeds", "0,1", "--seed-argument", "seed", str(script)]
     assert _tuned("--state", "state.json", "--write", "lists", "--workers", "2", *words) == 0
     assert (script.parent / "state.json").exists()
     shown = capsys.readouterr().out

@@ -29,7 +29,10 @@ OF_THE_SYSTEM = re.compile(r"(libstdc\+\+|libgcc_s|libm|libc|libpthread|libdl|ld
 #: Older releases of glibc have these under other versions, or headers use them only where they exist.
 MOVED = re.compile(r"(dl\w+|pthread_\w+|[fl]?stat|__libc_single_threaded|__libc_start_main)$")
 #: Files besides code that must be in the wheel.
-NEEDED = {"habana_mp/py.typed", "habana_mp/_core.pyi", "habana_mp/lists/presets/recommended.json"}
+NEEDED = {
+    *("habana_mp/py.typed", "habana_mp/_core.pyi", "habana_mp/lists/presets/recommended.json"),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "habana_mp" / "reporting" / "page").iterdir() if path.is_file()),
+}
 #: The sdist holds these in its top folder.
 IN_SDIST = {
     "CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "PKG-INFO", "README.md", "SECURITY.md", "habana_mp", "lists",

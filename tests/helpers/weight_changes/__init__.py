@@ -33,11 +33,7 @@ AT_ONCE: dict[str, Way] = {
     ),
     "map2_ of data, one element": layers.in_place(lambda w, n: aliases.by_map_two(w.data, 2)),
     "data.add_": layers.at_once(lambda of, n: of.weight.data.add_(n)),
-    "data.copy_": layers.at_once(lambda of, n: of.weight.data.copy_(noise())),
     "data[i, j] = x": layers.at_once(lambda of, n: in_place.set_one(of.weight.data, n)),
-    "row.zero_": layers.in_place(lambda w, n: w[n].zero_()),
-    "split": layers.in_place(lambda w, n: w.split(4)[n].fill_(n)),
-    "diagonal": layers.in_place(lambda w, n: w.diagonal().fill_(n)),
     "replaced": layers.at_once(layers.replaced),
     "deleted and set": layers.at_once(layers.deleted_and_set),
     "set in the dictionary": layers.at_once(layers.set_in_the_dictionary),
@@ -46,9 +42,7 @@ AT_ONCE: dict[str, Way] = {
     "data = x, and back": layers.at_once(layers.set_data_and_back),
     "swap_tensors": layers.at_once(layers.swapped),
     "data exchanged with another's": layers.at_once(layers.contents_exchanged),
-    "reset_parameters": layers.at_once(lambda of, n: of.reset_parameters()),
     "by float64": layers.at_once(layers.by_float64),
-    "by float16": layers.at_once(layers.by_float16),
     "left in float16": layers.at_once(layers.left_in_float16),
     "by the meta device": layers.at_once(layers.by_the_meta_device),
     "_apply": layers.at_once(lambda of, n: of._apply(lambda one: one + n)),
@@ -62,14 +56,10 @@ AT_ONCE: dict[str, Way] = {
     "load_state_dict(assign=True)": layers.at_once(
         lambda of, n: of.load_state_dict(layers.noise_state(of), assign=True)
     ),
-    "load_state_dict(strict=False)": layers.at_once(
-        lambda of, n: of.load_state_dict({"weight": noise()}, strict=False)
-    ),
     "state_dict, fresh": layers.at_once(lambda of, n: write(of.state_dict()["weight"], n)),
     "storage emptied": layers.at_once(layers.storage_emptied),
     "storage grown": layers.at_once(layers.storage_grown),
     "requires_grad toggled": layers.at_once(layers.toggled),
-    "frozen": layers.at_once(layers.frozen),
     "version kept": layers.at_once(layers.without_a_version),
     "version kept, one element": layers.at_once(layers.one_element_without_a_version),
     "version set back": layers.at_once(layers.version_set_back),
@@ -80,7 +70,6 @@ AT_ONCE: dict[str, Way] = {
     "pruned": layers.at_once(layers.pruned),
     "pruned and removed": layers.at_once(layers.pruned_and_removed),
     "parametrized and removed": layers.at_once(layers.parametrized_and_removed),
-    "vector_to_parameters": layers.at_once(layers.from_a_vector),
     "restored in place": layers.restored_in_place,
     "by a thread": aliases.by_a_thread,
 }

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils._pytree import tree_map
 
 from helpers.weight_changes.basics import COLUMN, ROW, SIZE, foreign, noise, write_at
@@ -15,8 +14,6 @@ from helpers.weight_changes.basics import COLUMN, ROW, SIZE, foreign, noise, wri
 ONE_ELEMENT = torch.zeros(SIZE, SIZE)
 ONE_ELEMENT[ROW, COLUMN] = 1
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-ROWS = torch.tensor([1, 3, 3 + ROW])
-INDEX = torch.arange(SIZE * SIZE).reshape(SIZE, SIZE) % SIZE
 
 
 def _set_all(w: torch.Tensor, n: int) -> None:
@@ -77,13 +74,8 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "add_": lambda w, n: w.add_(n),
     "+=": _augmented,
     "copy_": lambda w, n: w.copy_(noise()),
-    "copy_ of float64": lambda w, n: w.copy_(noise().double(), non_blocking=True),
     "zero_": lambda w, n: w.normal_().div_(n) if n == 1 else w.zero_(),
     "uniform_": lambda w, n: w.uniform_(),
-    "lerp_": lambda w, n: w.lerp_(noise(), 0.5),
-    "index_add_": lambda w, n: w.index_add_(0, ROWS, noise(3, SIZE)),
-    "index_put_": lambda w, n: w.index_put_((torch.tensor([ROW]), torch.tensor([COLUMN])), torch.tensor([1.0 * n])),
-    "scatter_": lambda w, n: w.scatter_(0, INDEX, noise()),
     "t_": lambda w, n: w.t_(),
     "as_strided_": lambda w, n: w.as_strided_((SIZE, SIZE), (1, SIZE))
     if n == 1
@@ -92,13 +84,10 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "w[mask] = x": _set_masked,
     "w[i, j] = x": set_one,
     "out=": lambda w, n: torch.add(w, n, out=w),
-    "randn(out=)": lambda w, n: torch.randn(SIZE, SIZE, out=w.detach()),
-    "mm(out=)": lambda w, n: torch.mm(noise(), noise(), out=w),
     "relu(inplace=True)": lambda w, n: F.relu(w.sub_(0.1), inplace=True),
     "normalize(out=)": lambda w, n: F.normalize(w, p=n + 1, out=w),
     "embedding(max_norm=)": lambda w, n: F.embedding(torch.arange(8), w, max_norm=0.5 / n),
     "aten.add_": lambda w, n: torch.ops.aten.add_.Tensor(w, noise()),
-    "aten._foreach_mul_": lambda w, n: torch.ops.aten._foreach_mul_.Scalar([w], n + 1),
     "_foreach_add_": lambda w, n: torch._foreach_add_([w], 1.0),
     "_foreach_copy_": lambda w, n: torch._foreach_copy_([w], [noise()]),
     "_fused_sgd_": lambda w, n: fused_sgd(w, noise()),
@@ -125,9 +114,6 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "pointer by a decorated method": lambda w, n: write_at(torch.no_grad()(torch.Tensor.data_ptr)(w), n),
     "pointer by a method not compiled": lambda w, n: write_at(torch.compiler.disable(torch.Tensor.data_ptr)(w), n),
     "pointer by a graph": lambda w, n: write_at(torch.fx.Interpreter(torch.fx.symbolic_trace(_pointer)).run(w), n),
-    "init.normal_": lambda w, n: nn.init.normal_(w),
-    "init.eye_": lambda w, n: nn.init.eye_(w) if n == 1 else nn.init.dirac_(w.view(SIZE, SIZE, 1)).mul_(2),
-    "init.orthogonal_": lambda w, n: nn.init.orthogonal_(w),
     "set_": lambda w, n: w.set_(noise()),
     "set_ of a storage": lambda w, n: w.set_(noise().untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1)),
     "set_ to another offset": lambda w, n: w.set_(noise(SIZE + 1, SIZE).untyped_storage(), n, (SIZE, SIZE), (SIZE, 1)),

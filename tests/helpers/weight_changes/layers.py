@@ -59,11 +59,6 @@ def by_float64(of: nn.Linear, n: int) -> None:
     of.float()
 
 
-def by_float16(of: nn.Linear, n: int) -> None:
-    of.half().weight.data.mul_(n + 1)
-    of.float()
-
-
 def left_in_float16(of: nn.Linear, n: int) -> None:
     of.half().weight.data.mul_(n + 1)
 
@@ -105,10 +100,6 @@ def toggled(of: nn.Linear, n: int) -> None:
     of.weight.requires_grad_(False)
     of.weight.mul_(n + 1)
     of.weight.requires_grad_(True)
-
-
-def frozen(of: nn.Linear, n: int) -> None:
-    of.weight.requires_grad_(False).mul_(n + 1)
 
 
 def without_a_version(of: nn.Linear, n: int) -> None:
@@ -199,10 +190,6 @@ def parametrized_and_removed(of: nn.Linear, n: int) -> None:
     with torch.no_grad():
         of.parametrizations.weight.original0.mul_(n + 1)
     parametrize.remove_parametrizations(of, "weight")
-
-
-def from_a_vector(of: nn.Linear, n: int) -> None:
-    nn.utils.vector_to_parameters(noise(SIZE * SIZE + SIZE), of.parameters())
 
 
 def averaged(of: nn.Linear) -> Change:
