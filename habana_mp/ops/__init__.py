@@ -18,7 +18,6 @@ from habana_mp.ops import (
     linear_algebra,
     losses,
     normalization,
-    observed,
     pointwise,
     pooling,
     products,
@@ -30,8 +29,8 @@ from habana_mp.ops import (
     spectral,
     written,
 )
-from habana_mp.ops.find import ATEN, CachedByName, builtins_named, composite_named, exists, schemas
-from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
+from habana_mp.ops.find import ATEN, CachedByName, builtins_named, exists, schemas
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, WIDEST, Castable, Operation
 
 #: All declared rows.
 ROWS: tuple[Operation, ...] = (
@@ -279,38 +278,3 @@ def names_with_rules() -> frozenset[str]:
 
 
 answer_from(ROWS)
-
-__all__ = [
-    "EXPLAINED",
-    "FIRST_INPUT",
-    "IN_PLACE",
-    "KERNEL_FOR_SOME",
-    "NO_KERNEL",
-    "ROWS",
-    "WIDEST",
-    "Castable",
-    "Operation",
-    "Resolved",
-    "answer_from",
-    "arguments_of",
-    "builtins_named",
-    "can_have_float32_result",
-    "composite_named",
-    "computes",
-    "gives_view",
-    "is_in_place",
-    "may_be_repeated",
-    "most_tensors",
-    "names_with_rules",
-    "observed",
-    "operands_of",
-    "parts_of",
-    "plain_name",
-    "resolve",
-    "row_of",
-    "rows",
-    "saturates",
-    "spellings",
-    "suggestions",
-    "target_keywords",
-]

@@ -11,6 +11,7 @@ import torch
 from habana_mp import ops
 from habana_mp.common.errors import ListError, warn
 from habana_mp.ops.find import NO_OPERATION, operators_named, without_overload
+from habana_mp.ops.operation import IN_PLACE
 from habana_mp.ops.written import module_named
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.precisions import FLOAT32_RESULT
@@ -24,7 +25,7 @@ def operations_that_compute() -> frozenset[str]:
     floating = {
         operation
         for operation, row in ops.rows().items()
-        if row.o2 in ("lower", "float32") or (row.unlisted and row.unlisted != ops.IN_PLACE)
+        if row.o2 in ("lower", "float32") or (row.unlisted and row.unlisted != IN_PLACE)
     }
     for row in ops.rows().values():
         if row.o2 == "lower":

@@ -8,8 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.common.errors import ListError
-from habana_mp.ops.find import Builtin
+from habana_mp.ops import observed
+from habana_mp.ops.find import Builtin, builtins_named, composite_named
 from habana_mp.ops.infinities import ALSO_GUARDED
+from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, NO_MODULE_RULES, Decided, ModuleRule, ModuleRules
@@ -46,7 +48,7 @@ class Ruling:
             known = _rules[key] = row, self._made(operation, row, caches_weights)
         return known[1]
 
-    def _made(self, operation: str, row: ops.Operation, caches_weights: bool) -> _core.Rule:
+    def _made(self, operation: str, row: Operation, caches_weights: bool) -> _core.Rule:
         # The other traits are columns of the row.
         computed = {
             "saturates": self.saturate != "",
@@ -82,10 +84,10 @@ class Ruling:
 
 
 #: The rules that were made, each with the row that it was made from.
-_rules: dict[tuple[Ruling, str, bool], tuple[ops.Operation, _core.Rule]] = {}
+_rules: dict[tuple[Ruling, str, bool], tuple[Operation, _core.Rule]] = {}
 
 
-def _in_core(castable: ops.Castable | None) -> _core.Castable | None:
+def _in_core(castable: Castable | None) -> _core.Castable | None:
     if castable is None:
         return None
     return _core.Castable(
@@ -134,11 +136,11 @@ def ruling_without_list(operation: str) -> Ruling:
     row, saturate = ops.row_of(operation), ops.saturates(operation)
     if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
-    if row.unlisted == ops.NO_KERNEL:
+    if row.unlisted == NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
-    if row.unlisted == ops.WIDEST:
+    if row.unlisted == WIDEST:
         return Ruling("widest", saturate=saturate)
-    if row.unlisted in (ops.FIRST_INPUT, ops.KERNEL_FOR_SOME) or row.sums is not None:
+    if row.unlisted in (FIRST_INPUT, KERNEL_FOR_SOME) or row.sums is not None:
         return Ruling("first_input", saturate=saturate)
     return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 
@@ -158,7 +160,7 @@ def ruling_in_list(operation: str, precision: str, *, products_only: bool = Fals
 
 
 def _has_no_kernel(operation: str) -> bool:
-    return ops.row_of(operation).unlisted == ops.NO_KERNEL
+    return ops.row_of(operation).unlisted == NO_KERNEL
 
 
 @dataclass(frozen=True)
@@ -334,9 +336,9 @@ def _covered(
     for operation in sorted(ops.names_with_rules() | named if among is None else among):
         unlisted = ruling_without_list(operation)
         listed = rulings.get(operation, unlisted)
-        builtins = ops.builtins_named(operation)
+        builtins = builtins_named(operation)
         covered.extend(Covered(operation, builtin, listed, unlisted) for builtin in builtins)
-        composite = None if builtins or operation not in named else ops.composite_named(operation)
+        composite = None if builtins or operation not in named else composite_named(operation)
         if composite is not None:
             composites.append(Covered(operation, composite, listed, unlisted))
     return _one_each(covered), tuple(composites)
@@ -353,7 +355,7 @@ def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
 def observed_operations() -> tuple[str, ...]:
     """Returns the operations that the watch sees even without a rule: each operation in a shipped list, arithmetic, and
     those whose values it checks."""
-    found = {*ops.observed.ANGLES, *ops.observed.COUNTS, *ops.observed.STATISTICS, *ops.pointwise.NAMES}
+    found = {*observed.ANGLES, *observed.COUNTS, *observed.STATISTICS, *ops.pointwise.NAMES}
     for name in shipped_names():
         resolved = ops.resolve(name)
         found.update(() if resolved is None else resolved.exact + resolved.family)
@@ -363,12 +365,12 @@ def observed_operations() -> tuple[str, ...]:
 def _is_observed(operation: str) -> bool:
     if "::" in operation or ops.is_in_place(operation):
         return False
-    return operation in ops.observed.COUNTS or (ops.computes(operation) and not ops.gives_view(operation))
+    return operation in observed.COUNTS or (ops.computes(operation) and not ops.gives_view(operation))
 
 
 def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core handles for the watch, without a rule."""
-    builtins = [(one, builtin) for one in observed_operations() for builtin in ops.builtins_named(one)]
+    builtins = [(one, builtin) for one in observed_operations() for builtin in builtins_named(one)]
     builtins += [(builtin.place.rpartition(".")[2], builtin) for builtin in ops.find.makers_of_indexes()]
     return _without_rule(builtins)
 
@@ -376,9 +378,9 @@ def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
 def plan_of_guarded() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core handles while the guard checks all calls: what the watch sees, and operations that write
     into their arguments."""
-    seen = {one for one in observed_operations() if one not in ops.observed.COUNTS}
+    seen = {one for one in observed_operations() if one not in observed.COUNTS}
     names = sorted({*seen, *(f"{one}_" for one in seen), *ALSO_GUARDED})
-    return _without_rule([(one, builtin) for one in names for builtin in ops.builtins_named(one)])
+    return _without_rule([(one, builtin) for one in names for builtin in builtins_named(one)])
 
 
 def _without_rule(builtins: list[tuple[str, Any]]) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:

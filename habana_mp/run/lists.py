@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from habana_mp import ops
+from habana_mp.ops.find import builtins_named, composite_named
 from habana_mp.policy.lists import EVERY, Listed, read_list
 from habana_mp.policy.lists_diff import difference, meaning_of
 from habana_mp.policy.module_rules import problems_of
@@ -129,7 +130,7 @@ def _meaning(name: str) -> str:
         return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
     places: list[Any] = []
     for operation in resolved.exact + resolved.family:
-        places += ops.builtins_named(operation) or filter(None, [ops.composite_named(operation)])
+        places += builtins_named(operation) or filter(None, [composite_named(operation)])
     return ", ".join(one.place for one in places)
 
 
