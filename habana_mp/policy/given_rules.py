@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from habana_mp.common.errors import ListError
-from habana_mp.policy.lists import RESULT, Listed, parse_line
+from habana_mp.policy.lists import RESULT, parse_line
 from habana_mp.policy.module_rules import FROM_RULES, ModuleRule
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules
 
 
-def given_rules(rules: Mapping[str, object] | None, lower: str) -> GivenRules:
+def given_rules(rules: Mapping[str, object] | None, lower: str) -> tuple[ModuleRule, ...]:
     """Returns the checked form of the argument.
 
     Raises:
         ListError: something in it is wrong; the message has one line for each problem.
     """
     if rules is None:
-        return NO_GIVEN_RULES
+        return ()
     if not isinstance(rules, Mapping):
         raise ListError(
             'rules: must be a dict of lines and precisions, as {"softmax @ encoder.**": "fp32"}; '
             f"got {type(rules).__name__}: {rules!r}"
         )
-    lines: list[tuple[Listed, str]] = []
+    lines: list[ModuleRule] = []
     problems: list[str] = []
     for key, value in rules.items():
         try:
@@ -33,12 +32,10 @@ def given_rules(rules: Mapping[str, object] | None, lower: str) -> GivenRules:
             problems.append(str(error))
     if problems:
         raise ListError("\n".join(problems))
-    plain = tuple((listed, precision) for listed, precision in lines if not listed.pattern)
-    in_modules = (ModuleRule(listed, precision, FROM_RULES) for listed, precision in lines if listed.pattern)
-    return GivenRules(plain, tuple(in_modules))
+    return tuple(lines)
 
 
-def _checked(key: object, value: object, lower: str) -> tuple[Listed, str]:
+def _checked(key: object, value: object, lower: str) -> ModuleRule:
     source = f"rules[{key!r}]"
     if not isinstance(key, str):
         raise ListError(f'{source}: a rule must be text, as "softmax @ encoder.**"; got {type(key).__name__}')
@@ -56,4 +53,4 @@ def _checked(key: object, value: object, lower: str) -> tuple[Listed, str]:
             f'{source}: the precision must be "lower", "bf16", "fp16" or "fp32"; got {value!r}. For a product it may '
             'also be "lower -> fp32"'
         )
-    return listed, listed.precision(lower if dtype is None else PRECISIONS[dtype])
+    return ModuleRule(listed, listed.precision(lower if dtype is None else PRECISIONS[dtype]), FROM_RULES)

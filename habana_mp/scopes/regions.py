@@ -20,10 +20,11 @@ from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.torch.dynamo import OwnCode
 from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import Listed, given_list, read_list
+from habana_mp.policy.module_rules import ModuleRule
 from habana_mp.policy.options import level_of_environment
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.presets import preset_named, with_own
-from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules, Policy, policy_from_lists
+from habana_mp.policy.presets import preset_named
+from habana_mp.policy.rules import Policy, policy_from_lists
 from habana_mp.scopes.disable import CastsOff, disable_casts
 from habana_mp.scopes.scope import Scope
 
@@ -78,7 +79,7 @@ class _Request:
     lower: tuple[Listed, ...] | None
     fp32: tuple[Listed, ...] | None
     caches_weights: bool
-    given: GivenRules = NO_GIVEN_RULES
+    given: tuple[ModuleRule, ...] = ()
 
 
 #: The request of each region, by its number.
@@ -346,7 +347,7 @@ def _from_environment(*variables: str) -> tuple[Listed, ...] | None:
 def _made(request: _Request) -> int:
     precision = PRECISIONS[request.dtype]
     in_float16 = request.dtype is torch.float16
-    lists, own = with_own(preset_named(request.preset), request.lower, request.fp32)
+    lists, own = preset_named(request.preset), (request.lower, request.fp32)
     refused = _REFUSED_IN_FLOAT16 if in_float16 else frozenset()
     policy = policy_from_lists(lists, precision, own, given=request.given, refused=refused)
     number = installation.make_region(
