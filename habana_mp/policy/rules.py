@@ -162,19 +162,22 @@ def _has_no_kernel(operation: str) -> bool:
     return ops.row_of(operation).unlisted == NO_KERNEL
 
 
+#: The user's lists for the lower precision and for float32. None: that of the preset.
+OwnLists = tuple[tuple[Listed, ...] | None, tuple[Listed, ...] | None]
+
+
 def policy_from_lists(
     lists: Preset,
     lower: str,
-    own: tuple[tuple[Listed, ...] | None, tuple[Listed, ...] | None] = (None, None),
+    own: OwnLists = (None, None),
     *,
     given: Iterable[ModuleRule] = (),
     refused: frozenset[str] = frozenset(),
 ) -> Policy:
     """Returns the policy of O1: the lists decide; for operations that they do not name, rules 2 to 4 decide.
 
-    ``own`` are the user's lists for the lower precision and for float32, each of which replaces that of ``lists``: they
-    take precedence for every operation that they name. ``given`` takes precedence over both. An operation in
-    ``refused`` raises if no list names it.
+    ``own`` replaces a part of ``lists``, and takes precedence for every operation that it names. ``given`` takes
+    precedence over both. An operation in ``refused`` raises if no list names it.
     """
     own_lower, own_fp32 = own
     stays = lists.lower if own_lower is None else (), lists.fp32 if own_fp32 is None else ()
