@@ -292,26 +292,19 @@ def _covered(
     these others; or ``among`` these alone."""
     # Rule 6: an operation that returns a view is never cast.
     rulings = {one: ruling for one, ruling in decided.items() if ops.computes(one) and not ops.gives_view(one)}
-    covered: list[Covered] = []
+    covered: dict[int, Covered] = {}  # an object may have two names (`torch.x`, `torch._C._nn.x`), but has one rule
     composites: list[Covered] = []
     named = {*rulings, *others}
     for operation in sorted(ops.names_with_rules() | named if among is None else among):
         unlisted = ruling_without_list(operation)
         listed = rulings.get(operation, unlisted)
         builtins = builtins_named(operation)
-        covered.extend(Covered(operation, builtin, listed, unlisted) for builtin in builtins)
+        for builtin in builtins:
+            covered.setdefault(id(builtin.object), Covered(operation, builtin, listed, unlisted))
         composite = None if builtins or operation not in named else composite_named(operation)
         if composite is not None:
             composites.append(Covered(operation, composite, listed, unlisted))
-    return _one_each(covered), tuple(composites)
-
-
-def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
-    """Returns one entry for each object: it may have two names (`torch.x` and `torch._C._nn.x`), but has one rule."""
-    by_object: dict[int, Covered] = {}
-    for one in covered:
-        by_object.setdefault(id(one.builtin.object), one)
-    return tuple(by_object.values())
+    return tuple(covered.values()), tuple(composites)
 
 
 def observed_operations() -> tuple[str, ...]:
