@@ -54,19 +54,15 @@ _by_spelling: dict[str, list[str]] = {}
 
 def answer_from(rows: Iterable[Operation]) -> None:
     """Builds the lookup tables from these rows: from all of :data:`ROWS`, and possibly from more."""
-    by_name: dict[str, Operation] = {}
-    by_spelling: dict[str, list[str]] = {}
+    _by_name.clear()
+    _by_spelling.clear()
     for row in rows:
         for name in row.names.split():
-            if name in by_name:
+            if name in _by_name:
                 raise ValueError(f"there are two rows for `{name}`")
-            by_name[name] = row
+            _by_name[name] = row
             for spelling in row.spellings.split():
-                by_spelling.setdefault(spelling, []).append(name)
-    _by_name.clear()
-    _by_name.update(by_name)
-    _by_spelling.clear()
-    _by_spelling.update(by_spelling)
+                _by_spelling.setdefault(spelling, []).append(name)
     for question in (arguments_of, _meaning, gives_view, computes, names_with_rules, suggestions):
         question.cache_clear()
 
@@ -272,9 +268,9 @@ def names_with_rules() -> frozenset[str]:
     names = {name for name, row in rows().items() if row.unlisted or row.saturates or row.sums}
     # The in-place form of an operation with a rule for its inputs has that rule too.
     names |= {
-        name + "_" for name, row in rows().items() if row.unlisted in (WIDEST, FIRST_INPUT) or row.saturates == "all"
+        f"{name}_" for name, row in rows().items() if row.unlisted in (WIDEST, FIRST_INPUT) or row.saturates == "all"
     }
-    return frozenset(name for name in names if builtins_named(name))
+    return frozenset(filter(builtins_named, names))
 
 
 answer_from(ROWS)

@@ -58,6 +58,7 @@ class Ruling:
             "caches_weights": caches_weights and row.caches_weights,
             "float32_result": self.float32_result,
         }
+        reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
@@ -68,7 +69,7 @@ class Ruling:
         return _core.Rule(
             action=self.action,
             precision=self.precision,
-            why=self._why(),
+            why=next((name for name, holds in reasons.items() if holds), ""),
             traits=[name for name in _core.traits if (computed[name] if name in computed else getattr(row, name))],
             castable=_in_core(ops.operands_of(operation) if self.float32_result else ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
@@ -76,10 +77,6 @@ class Ruling:
             conditions={name: function for name, function in conditions.items() if function is not None},
             product_form=row.product_form,
         )
-
-    def _why(self) -> str:
-        reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
-        return next((name for name, holds in reasons.items() if holds), "")
 
 
 #: The rules that were made, each with the row that it was made from.

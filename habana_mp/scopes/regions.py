@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from habana_mp import _core
+from habana_mp.common.devices import is_there
 from habana_mp.common.errors import ListError, warn
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
@@ -284,7 +285,7 @@ def _find_number(asked: _Asked, own: OwnLists, rules: Mapping[str, str | torch.d
         name = system.preset_in_float16
     if name == "hpu-autocast" and dtype is torch.float16:
         raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")
-    if not _is_there(device_type):
+    if not is_there(device_type):
         warn(f'`hmp.autocast("{device_type}")` has no effect: {device_type.upper()} is not available here')
         return _NOTHING
     if dtype not in (torch.bfloat16, torch.float16):
@@ -353,11 +354,6 @@ def _with_rules(policy: Policy) -> str:
     and these rules are no part of the lists."""
     rules = [f"{one.listed.line_text} in {one.precision}" for one in policy.module_rules.rules]
     return f", with {', '.join(rules)}" if rules else ""
-
-
-def _is_there(device_type: str) -> bool:
-    is_available = getattr(getattr(torch, device_type, None), "is_available", None)
-    return device_type == "cpu" or (is_available is not None and bool(is_available()))
 
 
 def _refuse_backward(result: Any) -> None:
