@@ -25,9 +25,9 @@ from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
 from habana_mp.patches.torch import autocast_regions, stored_values, watched_calls
 from habana_mp.policy.exact import exact_code
-from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
+from habana_mp.policy.module_rules import given_rules
 from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
 from habana_mp.policy.presets import Preset, preset_named
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2

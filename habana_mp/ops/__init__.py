@@ -26,7 +26,6 @@ from habana_mp.ops import (
     recurrent,
     reductions,
     shapes,
-    spectral,
     written,
 )
 from habana_mp.ops.find import ATEN, CachedByName, builtins_named, exists, schemas
@@ -35,8 +34,8 @@ from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, WIDEST, Castable, Ope
 #: All declared rows.
 ROWS: tuple[Operation, ...] = (
     *(*pointwise.ROWS, *reductions.ROWS, *products.ROWS, *convolutions.ROWS, *recurrent.ROWS, *normalization.ROWS),
-    *(*losses.ROWS, *pooling.ROWS, *indexing.ROWS, *shapes.ROWS, *linear_algebra.ROWS, *spectral.ROWS),
-    *(*random.ROWS, *quantization.ROWS),
+    *(*losses.ROWS, *pooling.ROWS, *indexing.ROWS, *shapes.ROWS),
+    *(*linear_algebra.ROWS, *random.ROWS, *quantization.ROWS),
 )
 
 #: List names that are accepted although this torch has no such operation, and why.

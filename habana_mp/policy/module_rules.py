@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from habana_mp import ops
 from habana_mp.common.errors import ListError
-from habana_mp.policy.lists import EVERY, Listed
+from habana_mp.policy.lists import EVERY, RESULT, Listed, parse_line
 from habana_mp.policy.names import check_result, operations_of, operations_that_compute
 from habana_mp.policy.patterns import Match, Matcher, Path, literals_in, may_meet
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 
 #: The precision of each operation, and the line that gives it.
 Decided = Mapping[str, tuple[str, Listed]]
@@ -177,3 +178,49 @@ def rules_of(lower: Iterable[Listed], fp32: Iterable[Listed], of_lower: str, sou
     """Returns the lines of two lists that are used together. The first gives the precision ``of_lower``."""
     lists = ((lower, of_lower), (fp32, "fp32"))
     return [ModuleRule(one, one.precision(of_list), source) for lines, of_list in lists for one in lines]
+
+
+def given_rules(rules: Mapping[str, object] | None, lower: str) -> tuple[ModuleRule, ...]:
+    """Returns the lines of ``convert(rules=...)``, each with its precision.
+
+    Raises:
+        ListError: something in it is wrong; the message has one line for each problem.
+    """
+    if rules is None:
+        return ()
+    if not isinstance(rules, Mapping):
+        raise ListError(
+            'rules: must be a dict of lines and precisions, as {"softmax @ encoder.**": "fp32"}; '
+            f"got {type(rules).__name__}: {rules!r}"
+        )
+    lines: list[ModuleRule] = []
+    problems: list[str] = []
+    for key, value in rules.items():
+        try:
+            lines.append(_given_rule(key, value, lower))
+        except ListError as error:
+            problems.append(str(error))
+    if problems:
+        raise ListError("\n".join(problems))
+    return tuple(lines)
+
+
+def _given_rule(key: object, value: object, lower: str) -> ModuleRule:
+    source = f"rules[{key!r}]"
+    if not isinstance(key, str):
+        raise ListError(f'{source}: a rule must be text, as "softmax @ encoder.**"; got {type(key).__name__}')
+    operands, arrow, result = (
+        (part.strip() for part in value.partition(RESULT)) if isinstance(value, str) else (value, "", "")
+    )
+    is_in_key = key.replace(" ", "").endswith(f"{RESULT}{result}")
+    listed = parse_line(key if not arrow or is_in_key else f"{key} {arrow} {result}", source, 0)
+    if listed.problem:
+        raise ListError(f"{source}: {listed.problem}")
+    is_lower = isinstance(operands, str) and operands.lower() == "lower"
+    dtype = dtype_meant(operands)
+    if not is_lower and dtype not in PRECISIONS:
+        raise ListError(
+            f'{source}: the precision must be "lower", "bf16", "fp16" or "fp32"; got {value!r}. For a product it may '
+            'also be "lower -> fp32"'
+        )
+    return ModuleRule(listed, listed.precision(lower if dtype is None else PRECISIONS[dtype]), FROM_RULES)

@@ -13,13 +13,13 @@ from habana_mp.ops import observed
 from habana_mp.ops.find import Builtin, builtins_named, composite_named
 from habana_mp.ops.infinities import ALSO_GUARDED
 from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
+from habana_mp.ops.products import in_rows
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, Decided, ModuleRule, ModuleRules, rules_of
 from habana_mp.policy.names import operations_of, operations_that_compute
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import Preset, shipped_names
-from habana_mp.policy.rows_in_graphs import in_rows
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 

@@ -19,9 +19,8 @@ from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.torch.dynamo import OwnCode
-from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import Listed, given_list, read_list
-from habana_mp.policy.module_rules import ModuleRule
+from habana_mp.policy.module_rules import ModuleRule, given_rules
 from habana_mp.policy.options import level_of_environment
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 from habana_mp.policy.presets import preset_named
