@@ -174,9 +174,9 @@ def _conflict(operation: str, one: ModuleRule, other: ModuleRule) -> str:
     )
 
 
-def rules_of(lower: Iterable[Listed], fp32: Iterable[Listed], of_lower: str, source: int) -> list[ModuleRule]:
-    """Returns the lines of two lists that are used together. The first gives the precision ``of_lower``."""
-    lists = ((lower, of_lower), (fp32, "fp32"))
+def rules_of(lower: Iterable[Listed], fp32: Iterable[Listed], precision: str, source: int) -> list[ModuleRule]:
+    """Returns the lines of two lists that are used together. The first one gives this precision."""
+    lists = ((lower, precision), (fp32, "fp32"))
     return [ModuleRule(one, one.precision(of_list), source) for lines, of_list in lists for one in lines]
 
 
