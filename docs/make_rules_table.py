@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 
 from habana_mp import ops
+from habana_mp.ops.find import builtins_named, composite_named
+from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME
 from habana_mp.policy.names import operations_of
 from habana_mp.policy.options import Options
 from habana_mp.policy.presets import presets, shipped_names
@@ -48,8 +50,8 @@ def _code(names: Iterable[str]) -> str:
 
 
 def _places(operation: str) -> str:
-    places = [builtin.place for builtin in ops.builtins_named(operation)]
-    composite = None if places else ops.composite_named(operation)
+    places = [builtin.place for builtin in builtins_named(operation)]
+    composite = None if places else composite_named(operation)
     return _code(places if composite is None else [composite.place])
 
 
@@ -71,9 +73,9 @@ def _arguments(operation: str) -> str:
 def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     row = ops.row_of(operation)
     rule, why = _RULES[ruling.action]
-    if row.unlisted == ops.KERNEL_FOR_SOME:
+    if row.unlisted == KERNEL_FOR_SOME:
         why = "no kernel for one of the lower precisions, or for some arguments: then fp32 (rule 8)"
-    if row.sums is not None and row.unlisted != ops.FIRST_INPUT:
+    if row.sums is not None and row.unlisted != FIRST_INPUT:
         why = "torch itself follows the first input (rule 4)"
     if row.sums is not None:
         why += "; adds up in float32 (rule 8)"

@@ -25,11 +25,11 @@ from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
 from habana_mp.patches.torch import autocast_regions, stored_values, watched_calls
 from habana_mp.policy.exact import exact_code
-from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
+from habana_mp.policy.module_rules import given_rules
 from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
-from habana_mp.policy.presets import Preset, preset_named, with_own
+from habana_mp.policy.presets import Preset, preset_named
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.recording.comparison import Difference, RecordComparison, compare
 from habana_mp.recording.record import record
@@ -191,8 +191,8 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
     exact = exact_code(options.exact)
     if level == "O1":
         start = preset_named("hmp-default" if preset is None else preset)
-        lists, own = with_own(start, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
-        return replace(policy_from_lists(lists, options.lower, own, given=given), exact=exact), start
+        own = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
+        return replace(policy_from_lists(start, options.lower, own, given=given), exact=exact), start
     given_as = f"{LEVEL_VARIABLE}=O0" if level_of_environment() else f'opt_level="{level}"'
     if options.rules and level == "O0":
         warn(f"the rules are ignored: {given_as} casts nothing")

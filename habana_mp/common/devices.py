@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 #: Devices besides the CPU, as modules of torch.
@@ -12,10 +10,10 @@ ACCELERATORS = ("cuda", "xpu", "hpu", "mps")
 
 def devices() -> list[str]:
     """Returns the types of device that are available, the CPU first."""
-    found = ["cpu"]
-    for name in ACCELERATORS:
-        module = getattr(torch, name, None)
-        available: Callable[[], bool] | None = getattr(module, "is_available", None)
-        if available is not None and available():
-            found.append(name)
-    return found
+    return [name for name in ("cpu", *ACCELERATORS) if is_there(name)]
+
+
+def is_there(device_type: str) -> bool:
+    """True if this machine has such a device."""
+    is_available = getattr(getattr(torch, device_type, None), "is_available", None)
+    return device_type == "cpu" or (is_available is not None and bool(is_available()))

@@ -18,7 +18,6 @@ from habana_mp.ops import (
     linear_algebra,
     losses,
     normalization,
-    observed,
     pointwise,
     pooling,
     products,
@@ -27,17 +26,16 @@ from habana_mp.ops import (
     recurrent,
     reductions,
     shapes,
-    spectral,
     written,
 )
-from habana_mp.ops.find import ATEN, CachedByName, builtins_named, composite_named, exists, schemas
-from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
+from habana_mp.ops.find import ATEN, CachedByName, builtins_named, exists, schemas
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, WIDEST, Castable, Operation
 
 #: All declared rows.
 ROWS: tuple[Operation, ...] = (
     *(*pointwise.ROWS, *reductions.ROWS, *products.ROWS, *convolutions.ROWS, *recurrent.ROWS, *normalization.ROWS),
-    *(*losses.ROWS, *pooling.ROWS, *indexing.ROWS, *shapes.ROWS, *linear_algebra.ROWS, *spectral.ROWS),
-    *(*random.ROWS, *quantization.ROWS),
+    *(*losses.ROWS, *pooling.ROWS, *indexing.ROWS, *shapes.ROWS),
+    *(*linear_algebra.ROWS, *random.ROWS, *quantization.ROWS),
 )
 
 #: List names that are accepted although this torch has no such operation, and why.
@@ -55,19 +53,15 @@ _by_spelling: dict[str, list[str]] = {}
 
 def answer_from(rows: Iterable[Operation]) -> None:
     """Builds the lookup tables from these rows: from all of :data:`ROWS`, and possibly from more."""
-    by_name: dict[str, Operation] = {}
-    by_spelling: dict[str, list[str]] = {}
+    _by_name.clear()
+    _by_spelling.clear()
     for row in rows:
         for name in row.names.split():
-            if name in by_name:
+            if name in _by_name:
                 raise ValueError(f"there are two rows for `{name}`")
-            by_name[name] = row
+            _by_name[name] = row
             for spelling in row.spellings.split():
-                by_spelling.setdefault(spelling, []).append(name)
-    _by_name.clear()
-    _by_name.update(by_name)
-    _by_spelling.clear()
-    _by_spelling.update(by_spelling)
+                _by_spelling.setdefault(spelling, []).append(name)
     for question in (arguments_of, _meaning, gives_view, computes, names_with_rules, suggestions):
         question.cache_clear()
 
@@ -273,44 +267,9 @@ def names_with_rules() -> frozenset[str]:
     names = {name for name, row in rows().items() if row.unlisted or row.saturates or row.sums}
     # The in-place form of an operation with a rule for its inputs has that rule too.
     names |= {
-        name + "_" for name, row in rows().items() if row.unlisted in (WIDEST, FIRST_INPUT) or row.saturates == "all"
+        f"{name}_" for name, row in rows().items() if row.unlisted in (WIDEST, FIRST_INPUT) or row.saturates == "all"
     }
-    return frozenset(name for name in names if builtins_named(name))
+    return frozenset(filter(builtins_named, names))
 
 
 answer_from(ROWS)
-
-__all__ = [
-    "EXPLAINED",
-    "FIRST_INPUT",
-    "IN_PLACE",
-    "KERNEL_FOR_SOME",
-    "NO_KERNEL",
-    "ROWS",
-    "WIDEST",
-    "Castable",
-    "Operation",
-    "Resolved",
-    "answer_from",
-    "arguments_of",
-    "builtins_named",
-    "can_have_float32_result",
-    "composite_named",
-    "computes",
-    "gives_view",
-    "is_in_place",
-    "may_be_repeated",
-    "most_tensors",
-    "names_with_rules",
-    "observed",
-    "operands_of",
-    "parts_of",
-    "plain_name",
-    "resolve",
-    "row_of",
-    "rows",
-    "saturates",
-    "spellings",
-    "suggestions",
-    "target_keywords",
-]

@@ -30,17 +30,8 @@ SUBSCRIPT = "__getitem__"
 #: The prefix of the qualified names of torch's own operators.
 ATEN = "aten::"
 
-#: Operations that torch implements in Python under another name: the owner and that name.
-_OTHERWISE_NAMED: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv__")}
-
-#: Operators of torch that exist only after a module has been imported, and that module.
-_DEFINED_BY = dict.fromkeys(
-    (
-        "torch_nn::_linear_cross_entropy_batch_chunked",
-        "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
-    ),
-    "torch.nn.modules.linear_cross_entropy",
-)
+#: The module of torch that defines the operators of the namespace `torch_nn`.
+_DEFINES_TORCH_NN = "torch.nn.modules.linear_cross_entropy"
 
 #: Methods of Tensor that give other code access to its memory, or write without incrementing the version counter.
 HANDS_OUT_MEMORY = (
@@ -151,24 +142,26 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
         candidate = getattr(namespace, name, None)
         if isinstance(candidate, types.BuiltinFunctionType) and _core.can_cover(candidate):
             found.append(Builtin(f"{place}.{name}", candidate))
-    method = torch._C.TensorBase.__dict__.get(name)
-    if name in (ASSIGNMENT, SUBSCRIPT) or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
-        found.append(Builtin(f"Tensor.{name}", method))
-    return tuple(found)
+    return (*found, *_methods(name))
+
+
+def _methods(*names: str) -> Iterator[Builtin]:
+    for name in names:
+        method = torch._C.TensorBase.__dict__.get(name)
+        can_cover = isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)
+        if can_cover or name in (ASSIGNMENT, SUBSCRIPT):
+            yield Builtin(f"Tensor.{name}", method)
 
 
 def makers_of_indexes() -> Iterator[Builtin]:
     """Yields the methods that turn a tensor into an index. For lists they are not operations."""
-    for name in ("int", "long"):
-        method = torch._C.TensorBase.__dict__.get(name)
-        if isinstance(method, types.MethodDescriptorType) and _core.can_cover(method):
-            yield Builtin(f"Tensor.{name}", method)
+    return _methods("int", "long")
 
 
 def _operator(name: str) -> Any:
     """Returns the operator of torch.ops with the name ``namespace::name``, or None."""
-    if name in _DEFINED_BY and importlib.util.find_spec(_DEFINED_BY[name]):
-        importlib.import_module(_DEFINED_BY[name])
+    if name.startswith("torch_nn::") and importlib.util.find_spec(_DEFINES_TORCH_NN):
+        importlib.import_module(_DEFINES_TORCH_NN)
     if not torch._C._jit_get_schemas_for_operator(name):
         return None
     namespace, _, operator = name.partition("::")
@@ -201,9 +194,8 @@ def _of_operator(name: str) -> Iterator[Builtin]:
 @CachedByName
 def composite_named(name: str) -> Builtin | None:
     """Returns the Python function of torch with that name, for an operation without a builtin, or None."""
-    if name in _OTHERWISE_NAMED:
-        owner, attribute = _OTHERWISE_NAMED[name]
-        return Builtin(f"Tensor.{attribute}", getattr(owner, attribute))
+    if name == "__rtruediv__":
+        return Builtin("Tensor.__rdiv__", torch.Tensor.__rdiv__)
     # A private function is a part of an operation, or not an operation at all.
     if name in NO_OPERATION or name.startswith("_"):
         return None

@@ -63,6 +63,23 @@ def _tensordot_makes_product(
     return len(dims_self) < input.dim() or len(dims_other) < other.dim()
 
 
+def in_rows(tensor: Tensor, other: Tensor) -> Tensor:
+    """Returns the first factor of a product in a graph, copied if torch would not fold its dimensions into rows because
+    of its strides. In eager code the core does this (``multiply`` in src/accel/products/own_products.cpp)."""
+    if tensor.dim() < 3 or other.dim() != 2 or tensor.device.type != "cpu":
+        return tensor
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import
+
+    expected = None
+    for size, stride in reversed([*zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)]):
+        if statically_known_true(size == 1):
+            continue
+        if expected is not None and not statically_known_true(stride == expected):
+            return tensor.contiguous()
+        expected = size * stride
+    return tensor
+
+
 _product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, caches_weights=True, product_form="other")
 _gemm = partial(_product, o2="lower")
 _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)

@@ -46,19 +46,20 @@ def exact_code(given: Iterable[Given] | None) -> ExactCode:
     if given is None:
         return NOTHING_EXACT
     if isinstance(given, (str, types.ModuleType, type)) or not isinstance(given, Iterable):
-        raise ValueError(f"`exact` must be a list, as [{_shown(given)}]; each item is {_WHAT}; got {_described(given)}")
+        shown = repr(given) if isinstance(given, str) else getattr(given, "__name__", "...")
+        raise ValueError(f"`exact` must be a list, as [{shown}]; each item is {_WHAT}; got {_described(given)}")
     names: list[str] = []
-    modules: list[str] = []
-    files: list[str] = []
+    modules: dict[str, None] = {}
+    files: dict[str, None] = {}
     codes: dict[int, types.CodeType] = {}
     problems: list[str] = []
     for one in given:
         try:
             if isinstance(one, str):
                 _check_name(one)
-                modules.append(one)
+                modules[one] = None
             elif isinstance(one, types.ModuleType):
-                files += _files_of_given(one)
+                files |= dict.fromkeys(_files_of_given(one))
             else:
                 codes |= {id(code): code for code in _codes_of_given(one)}
             names.append(_name_of(one))
@@ -66,7 +67,7 @@ def exact_code(given: Iterable[Given] | None) -> ExactCode:
             problems.append(f"`exact`: {error}")
     if problems:
         raise ValueError("\n".join(problems))
-    return ExactCode(tuple(names), tuple(dict.fromkeys(modules)), tuple(dict.fromkeys(files)), tuple(codes.values()))
+    return ExactCode(tuple(names), tuple(modules), tuple(files), tuple(codes.values()))
 
 
 def files_of(module: types.ModuleType) -> tuple[str, ...]:
@@ -82,10 +83,6 @@ def _is_compiled(file: str) -> bool:
     return file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
 
 
-def _shown(one: object) -> str:
-    return repr(one) if isinstance(one, str) else str(getattr(one, "__name__", "..."))
-
-
 def _described(one: object) -> str:
     return f"{type(one).__name__}: {one!r}"
 
@@ -95,8 +92,7 @@ def _name_of(one: Any) -> str:
         return one
     if isinstance(one, types.ModuleType):
         return one.__name__
-    while isinstance(one, (functools.partial, functools.partialmethod)):
-        one = one.func
+    one = _innermost(one)
     name = getattr(one, "__qualname__", type(one).__qualname__)
     module = getattr(one, "__module__", None)
     return f"{module}.{name}" if module else str(name)
@@ -130,13 +126,6 @@ def _why_not_found(name: str) -> str:
     return f"there is no package or module {name!r}; a name is that by which `import` finds it"
 
 
-def _not_in_python(what: str) -> str:
-    return (
-        f"{what} has no code in Python; to keep an operation in float32, name it in the float32 list, or give the "
-        "function that calls it"
-    )
-
-
 def _no_file(name: str) -> str:
     return f"module {name!r} has no file of Python code; give the functions or classes of Python that compute"
 
@@ -161,22 +150,15 @@ def _codes_of_given(one: Any) -> list[types.CodeType]:
     codes = list(_codes_of(one))
     if codes:
         return codes
-    if isinstance(one, type):
-        raise ValueError(_not_in_python(f"class {_name_of(one)}"))
     function = _innermost(one)
-    if isinstance(function, _BUILTINS):
-        raise ValueError(_not_in_python(f"builtin {function.__name__}"))
+    if isinstance(one, type) or inspect.isroutine(function):
+        what = f"class {_name_of(one)}" if isinstance(one, type) else f"builtin {function.__name__}"
+        raise ValueError(
+            f"{what} has no code in Python; to keep an operation in float32, name it in the float32 list, or give the "
+            "function that calls it"
+        )
     hint = f"; give its class, as exact=[{type(one).__name__}]" if callable(one) else ""
     raise ValueError(f"an item must be {_WHAT}; got {_described(one)}{hint}")
-
-
-_BUILTINS = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)
 
 
 def _innermost(one: Any) -> Any:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from habana_mp import _core
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.module_rules import Decided, ModuleRules
 
-
-class _Lists(NamedTuple):
-    """The lines of a configuration: those that hold everywhere, and those that hold in some modules."""
-
-    plain: Decided
-    in_modules: ModuleRules
-
-
-#: The lists of the last configurations.
-_lists: deque[_Lists] = deque(maxlen=16)
+#: The lines of the last configurations: those that hold everywhere, and those that hold in some modules.
+_lists: deque[tuple[Decided, ModuleRules]] = deque(maxlen=16)
 
 
 class _InForce:
@@ -32,9 +24,9 @@ def set_configuration(plain: Decided, in_modules: ModuleRules, described: Mappin
     if not _core.counts():  # the earlier lists decided about no row
         _lists.clear()
     for one in list(_lists):
-        if one.plain == plain and one.in_modules.rules == in_modules.rules:
+        if (one[0], one[1].rules) == (plain, in_modules.rules):
             _lists.remove(one)
-    _lists.append(_Lists(plain, in_modules))
+    _lists.append((plain, in_modules))
 
 
 def clear_configuration() -> None:
@@ -57,19 +49,16 @@ def lines_about(operation: str, precision: str | None, module: str | None) -> li
     """Returns the lines that give an operation this precision, or any if it is None: in a module at this path, as the
     report shows it, or outside of modules if it is empty. None: in an unknown module, or in none."""
     # Another thread may convert meanwhile, and append: the list is copied at once.
-    found = (line for lists in list(_lists) for line in _lines_of(lists, operation, module))
+    found = (line for lists in list(_lists) for line in _lines_of(*lists, operation, module))
     return list(dict.fromkeys(listed for given, listed in found if precision in (None, given)))
 
 
-def _lines_of(lists: _Lists, operation: str, module: str | None) -> Iterator[tuple[str, Listed]]:
-    plain = [lists.plain[operation]] if operation in lists.plain else []
+def _lines_of(everywhere: Decided, rules: ModuleRules, operation: str, module: str | None) -> list[tuple[str, Listed]]:
+    plain = [everywhere[operation]] if operation in everywhere else []
     if module == "":
-        yield from plain
-        return
-    if module is None or not lists.in_modules:
-        yield from [*plain, *lists.in_modules.lines_about(operation)]
-        return
+        return plain
+    if module is None or not rules:
+        return [*plain, *rules.lines_about(operation)]
     root, *path = module.rpartition("<")[2].replace(">", "").split(".")  # from a module that no other one holds
-    match = lists.in_modules.match([tuple(path)], [root.partition("#")[0]])
-    decided, _ = lists.in_modules.decided([match])
-    yield from [decided[operation]] if operation in decided else plain
+    decided, _ = rules.decided([rules.match([tuple(path)], [root.partition("#")[0]])])
+    return [decided[operation]] if operation in decided else plain

@@ -35,12 +35,6 @@ class Kept:
         is_kept = self.generation == _State.generation
         return (_loaded, (self.precision,)) if is_kept else (_forgotten, ())
 
-    def __copy__(self) -> Kept:
-        return self
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Kept:
-        return self
-
 
 def _loaded(precision: str) -> Kept:
     kept = Kept(precision)

@@ -1,16 +1,17 @@
-"""Rules by module: the lines of lists that hold in some modules only, and which of them decides in a module."""
+"""Which line of lists decides about an operation, everywhere and in a module: some lines hold in some modules only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import combinations, groupby, product
+from itertools import product
 from typing import NamedTuple
 
 from habana_mp import ops
 from habana_mp.common.errors import ListError
-from habana_mp.policy.lists import EVERY, Listed
-from habana_mp.policy.names import Assignment, check_result, operations_of, operations_that_compute
+from habana_mp.policy.lists import EVERY, RESULT, Listed, parse_line
+from habana_mp.policy.names import check_result, operations_of, operations_that_compute
 from habana_mp.policy.patterns import Match, Matcher, Path, literals_in, may_meet
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 
 #: The precision of each operation, and the line that gives it.
 Decided = Mapping[str, tuple[str, Listed]]
@@ -20,7 +21,7 @@ FROM_PRESET, FROM_FILES, FROM_RULES = range(3)
 
 
 class ModuleRule(NamedTuple):
-    """A line that holds in some modules."""
+    """A line with its precision. Without a pattern it holds everywhere."""
 
     listed: Listed
     precision: str
@@ -30,42 +31,44 @@ class ModuleRule(NamedTuple):
     def specificity(self) -> tuple[int, bool]:
         """The more specific line decides: the one with more names in its pattern, then the one that names the
         operation."""
-        return literals_in(self.listed.pattern), self.listed.name != EVERY
+        return literals_in(self.listed.pattern) if self.listed.pattern else -1, self.listed.name != EVERY
 
 
 #: What determines the rules in a module and inside it: the operations and precisions of the lines that match, the least
 #: specific first, and how other lines may go on. Modules with the same effect need not be told apart.
-Effect = tuple[tuple[tuple[str, str], ...], frozenset[int]]
-
-#: The most problems that one error lists.
-_MOST_PROBLEMS = 20
+Effect = tuple[tuple[tuple[str, str], ...], frozenset[object]]
 
 
 class ModuleRules:
-    """All lines of a configuration that hold in some modules."""
+    """All lines of a configuration: ``rules`` hold in some modules, ``everywhere`` is what the others decide."""
 
-    def __init__(self, rules: Iterable[ModuleRule]) -> None:
-        self.problems: list[str] = []
-        self.rules: list[ModuleRule] = []
+    def __init__(self, lines: Iterable[ModuleRule]) -> None:
+        problems: list[tuple[int, str]] = []
         self._operations: dict[Listed, ops.Resolved | None] = {}
-        for rule in rules:
+        known: dict[int, ModuleRule] = {}
+        for number, rule in enumerate(lines):
             try:
-                resolved = None if _means_every(rule.listed) else operations_of(rule.listed)
+                is_every = rule.listed.name == EVERY and rule.listed.pattern and not rule.listed.problem
+                resolved = None if is_every else operations_of(rule.listed)
                 check_result(rule.listed, rule.precision, resolved)
                 self._operations[rule.listed] = resolved
             except ListError as error:
-                self.problems.append(str(error))
+                problems.append((number, str(error)))
             else:
-                self.rules.append(rule)
-        self.problems += _conflicts(self.rules, self._operations)
+                known[number] = rule
+        problems += _conflicts(known, self._operations)
+        self.problems = [text for _, text in sorted(problems)]
+        self.everywhere: Decided = self._chosen(one for one in known.values() if not one.listed.pattern)
+        self.rules = [one for one in known.values() if one.listed.pattern]
         self._matcher = Matcher([rule.listed.pattern for rule in self.rules])
 
     def __bool__(self) -> bool:
         return bool(self.rules)
 
     def named_operations(self) -> frozenset[str]:
-        """Returns the operations that lines name, without those that `*` stands for."""
-        return frozenset(one for resolved in self._operations.values() for one in _all_of(resolved))
+        """Returns the operations that ``rules`` name, without those that `*` stands for."""
+        named = (self._operations[rule.listed] for rule in self.rules)
+        return frozenset(one for resolved in named if resolved for one in resolved.exact + resolved.family)
 
     def match(self, paths: Iterable[Path], class_names: Iterable[str]) -> Match:
         """Returns the match of a module that has these paths in an outermost module of these classes."""
@@ -84,7 +87,7 @@ class ModuleRules:
     def decided(self, matches: Iterable[Match]) -> tuple[dict[str, tuple[str, Listed]], set[Listed]]:
         """Returns what the matching lines say of each operation, and the lines that other models contradict. There is
         a match for each model that holds the module; where they disagree, an operation runs in float32."""
-        first, *others = map(self._chosen, matches)
+        first, *others = (self._chosen(self.rules[number] for number in sorted(one.patterns)) for one in matches)
         disputed: set[Listed] = set()
         for other in others:
             for operation in first.keys() | other.keys():
@@ -99,10 +102,9 @@ class ModuleRules:
         meant = (one for one in self.rules if any(operation == name for name, _ in self._meant(one)))
         return [(one.precision, one.listed) for one in meant]
 
-    def _chosen(self, match: Match) -> dict[str, tuple[str, Listed]]:
+    def _chosen(self, rules: Iterable[ModuleRule]) -> dict[str, tuple[str, Listed]]:
         best: dict[str, tuple[tuple[int, bool, int, bool], ModuleRule]] = {}
-        for number in sorted(match.patterns):
-            rule = self.rules[number]
+        for rule in rules:
             for operation, is_exact in self._meant(rule):
                 key = (*rule.specificity, rule.source, is_exact)
                 if operation not in best or best[operation][0] < key:
@@ -119,10 +121,6 @@ class ModuleRules:
             yield from ((operation, False) for operation in resolved.family)
 
 
-def _means_every(listed: Listed) -> bool:
-    return listed.name == EVERY and not listed.problem
-
-
 #: The line that stands for a kept module.
 KEPT = Listed(EVERY, "hmp.keep", 0)
 
@@ -132,53 +130,97 @@ def kept_operations(precision: str) -> Decided:
     return dict.fromkeys(operations_that_compute(), (precision, KEPT))
 
 
-def _all_of(resolved: ops.Resolved | None) -> tuple[str, ...]:
-    return () if resolved is None else resolved.exact + resolved.family
+def _conflicts(
+    rules: Mapping[int, ModuleRule], operations: Mapping[Listed, ops.Resolved | None]
+) -> Iterator[tuple[int, str]]:
+    """Yields a problem, and the number of a line, for each two lines of one source that are equally specific, may mean
+    the same module, and disagree. An operation's own name takes precedence over its family's."""
+    claims: dict[tuple[object, ...], list[ModuleRule]] = {}
+    found: set[tuple[Listed, Listed]] = set()
+    for is_exact, (number, rule) in product((True, False), rules.items()):
+        named = operations[rule.listed] or ops.Resolved((rule.listed.name,))
+        for operation in named.exact if is_exact else named.family:
+            key = rule.source, rule.specificity, operation
+            own = [] if is_exact else claims.get((*key, True), [])
+            if any(one.listed.pattern == rule.listed.pattern for one in own):
+                continue
+            others = claims.setdefault((*key, is_exact), [])
+            for other in others:
+                pair = other.listed, rule.listed
+                if other.precision != rule.precision and pair not in found and may_meet(*(one.pattern for one in pair)):
+                    found.add(pair)
+                    yield number, _conflict(operation, other, rule)
+            others.append(rule)
 
 
-def _conflicts(rules: Iterable[ModuleRule], operations: Mapping[Listed, ops.Resolved | None]) -> list[str]:
-    """Returns a problem for each two lines of one source that are equally specific, may mean the same module, and
-    disagree."""
-
-    def key(rule: ModuleRule) -> tuple[int, tuple[int, bool]]:
-        return rule.source, rule.specificity
-
-    problems = []
-    for _, group in groupby(sorted(rules, key=key), key=key):
-        by_precision: dict[str, list[ModuleRule]] = {}
-        for rule in group:
-            by_precision.setdefault(rule.precision, []).append(rule)
-        for some, others in combinations(by_precision.values(), 2):
-            for one, other in product(some, others):
-                if _meet(operations[one.listed], operations[other.listed]) and may_meet(
-                    one.listed.pattern, other.listed.pattern
-                ):
-                    problems.append(_conflict(one, other))
-                if len(problems) == _MOST_PROBLEMS:
-                    return [*problems, "... and maybe more like these"]
-    return problems
-
-
-def _meet(a: ops.Resolved | None, b: ops.Resolved | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return not set(a.exact).isdisjoint(b.exact) or not set(a.family).isdisjoint(b.family)
-
-
-def _conflict(one: ModuleRule, other: ModuleRule) -> str:
+def _conflict(operation: str, one: ModuleRule, other: ModuleRule) -> str:
+    first, second = one.listed, other.listed
+    if first.pattern:
+        return (
+            f"{second.where}: `{second.line_text}` gives {other.precision}, and the equally specific line "
+            f"`{first.line_text}` at {first.where} gives {one.precision} to the same operation in modules that both "
+            "mean: remove one of the two, or name more of the path in one"
+        )
+    if first.float32_result or second.float32_result:
+        return (
+            f"{second.where}: `{second.line_text}` gives {operation} another precision than `{first.line_text}` at "
+            f"{first.where}: remove one of the two"
+        )
+    if first.name == second.name:
+        return f"{second.where}: `{second.name}` is in both lists; it is also at {first.where}: remove one of the two"
     return (
-        f"{other.listed.where}: `{other.listed.line_text}` gives {other.precision}, and the equally specific line "
-        f"`{one.listed.line_text}` at {one.listed.where} gives {one.precision} to the same operation in modules that "
-        "both mean: remove one of the two, or name more of the path in one"
+        f"{second.where}: `{second.name}` is the same operation of torch ({operation}) as `{first.name}` at "
+        f"{first.where}, in the other list: remove one of the two"
     )
 
 
-def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
-    """Returns all problems in the lines of a list, or of two lists that are used together."""
-    lines = [*((one, one.precision("lower")) for one in lower), *((one, one.precision("fp32")) for one in fp32)]
-    plain = Assignment((one, precision) for one, precision in lines if not one.pattern)
-    in_modules = ModuleRules(ModuleRule(one, kind, FROM_FILES) for one, kind in lines if one.pattern)
-    return plain.problems + in_modules.problems
+def rules_of(lower: Iterable[Listed], fp32: Iterable[Listed], precision: str, source: int) -> list[ModuleRule]:
+    """Returns the lines of two lists that are used together. The first one gives this precision."""
+    lists = ((lower, precision), (fp32, "fp32"))
+    return [ModuleRule(one, one.precision(of_list), source) for lines, of_list in lists for one in lines]
 
 
-NO_MODULE_RULES = ModuleRules(())
+def given_rules(rules: Mapping[str, object] | None, lower: str) -> tuple[ModuleRule, ...]:
+    """Returns the lines of ``convert(rules=...)``, each with its precision.
+
+    Raises:
+        ListError: something in it is wrong; the message has one line for each problem.
+    """
+    if rules is None:
+        return ()
+    if not isinstance(rules, Mapping):
+        raise ListError(
+            'rules: must be a dict of lines and precisions, as {"softmax @ encoder.**": "fp32"}; '
+            f"got {type(rules).__name__}: {rules!r}"
+        )
+    lines: list[ModuleRule] = []
+    problems: list[str] = []
+    for key, value in rules.items():
+        try:
+            lines.append(_given_rule(key, value, lower))
+        except ListError as error:
+            problems.append(str(error))
+    if problems:
+        raise ListError("\n".join(problems))
+    return tuple(lines)
+
+
+def _given_rule(key: object, value: object, lower: str) -> ModuleRule:
+    source = f"rules[{key!r}]"
+    if not isinstance(key, str):
+        raise ListError(f'{source}: a rule must be text, as "softmax @ encoder.**"; got {type(key).__name__}')
+    operands, arrow, result = (
+        (part.strip() for part in value.partition(RESULT)) if isinstance(value, str) else (value, "", "")
+    )
+    is_in_key = key.replace(" ", "").endswith(f"{RESULT}{result}")
+    listed = parse_line(key if not arrow or is_in_key else f"{key} {arrow} {result}", source, 0)
+    if listed.problem:
+        raise ListError(f"{source}: {listed.problem}")
+    is_lower = isinstance(operands, str) and operands.lower() == "lower"
+    dtype = dtype_meant(operands)
+    if not is_lower and dtype not in PRECISIONS:
+        raise ListError(
+            f'{source}: the precision must be "lower", "bf16", "fp16" or "fp32"; got {value!r}. For a product it may '
+            'also be "lower -> fp32"'
+        )
+    return ModuleRule(listed, listed.precision(lower if dtype is None else PRECISIONS[dtype]), FROM_RULES)

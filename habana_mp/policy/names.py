@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from habana_mp import ops
 from habana_mp.common.errors import ListError, warn
 from habana_mp.ops.find import NO_OPERATION, operators_named, without_overload
+from habana_mp.ops.operation import IN_PLACE
 from habana_mp.ops.written import module_named
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.precisions import FLOAT32_RESULT
@@ -24,7 +24,7 @@ def operations_that_compute() -> frozenset[str]:
     floating = {
         operation
         for operation, row in ops.rows().items()
-        if row.o2 in ("lower", "float32") or (row.unlisted and row.unlisted != ops.IN_PLACE)
+        if row.o2 in ("lower", "float32") or (row.unlisted and row.unlisted != IN_PLACE)
     }
     for row in ops.rows().values():
         if row.o2 == "lower":
@@ -34,76 +34,6 @@ def operations_that_compute() -> frozenset[str]:
         if resolved is not None:
             floating.update(resolved.exact + resolved.family)
     return frozenset(one for one in floating if ops.row_of(one).o2 != "input")
-
-
-class Assignment:
-    """Assigns each operation to the list that decides. An operation's own name takes precedence over its family's."""
-
-    def __init__(self, lines: Iterable[tuple[Listed, str]]) -> None:
-        self._exact: dict[str, tuple[str, Listed]] = {}
-        self._family: dict[str, list[tuple[str, Listed]]] = {}
-        self._names: dict[str, tuple[str, Listed]] = {}
-        #: The problems, one line of text each, by the lines of the lists that they are about.
-        self._problems: dict[tuple[Listed, ...], str] = {}
-        for listed, precision in lines:
-            self._add(listed, precision)
-        self.decided = self._with_families()
-
-    @property
-    def problems(self) -> list[str]:
-        return [*self._problems.values()]
-
-    def _add(self, listed: Listed, kind: str) -> None:
-        if listed.name in self._names:
-            known_kind, known = self._names[listed.name]
-            if known_kind != kind:
-                self._conflict(listed.name, known, listed)
-            return
-        try:
-            resolved = operations_of(listed)
-            check_result(listed, kind, resolved)
-        except ListError as error:
-            self._problems[listed,] = str(error)
-            return
-        self._names[listed.name] = (kind, listed)
-        if resolved is None:
-            return
-        for operation in resolved.exact:
-            known_kind, known = self._exact.setdefault(operation, (kind, listed))
-            if known_kind != kind:
-                self._conflict(operation, known, listed)
-        for operation in resolved.family:
-            self._family.setdefault(operation, []).append((kind, listed))
-
-    def _with_families(self) -> dict[str, tuple[str, Listed]]:
-        decided = dict(self._exact)
-        for operation, claims in self._family.items():
-            if operation in decided:
-                continue
-            (kind, first), *others = claims
-            for other_kind, other in others:
-                if other_kind != kind:
-                    self._conflict(operation, first, other)
-            decided[operation] = (kind, first)
-        return decided
-
-    def _conflict(self, operation: str, first: Listed, second: Listed) -> None:
-        """Notes a problem of two names. It is one problem, even if they have several operations in common."""
-        self._problems.setdefault((first, second), _conflict(operation, first, second))
-
-
-def _conflict(operation: str, first: Listed, second: Listed) -> str:
-    if first.float32_result or second.float32_result:
-        return (
-            f"{second.where}: `{second.line_text}` gives {operation} another precision than `{first.line_text}` at "
-            f"{first.where}: remove one of the two"
-        )
-    if first.name == second.name:
-        return f"{second.where}: `{second.name}` is in both lists; it is also at {first.where}: remove one of the two"
-    return (
-        f"{second.where}: `{second.name}` is the same operation of torch ({operation}) as `{first.name}` at "
-        f"{first.where}, in the other list: remove one of the two"
-    )
 
 
 def check_result(listed: Listed, precision: str, resolved: ops.Resolved | None) -> None:

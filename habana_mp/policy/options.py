@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import inspect
 import logging
@@ -10,12 +11,11 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Literal, ParamSpec, TextIO, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, TextIO, TypeVar, get_args
 
 import torch
 
 from habana_mp.common.errors import warn
-from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.lists import is_list_file
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
@@ -153,8 +153,7 @@ def _limit(name: str, given: Any) -> int | None:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """An option on the command line: its name, the commands that have it, and the arguments for `argparse`."""
 
     name: str
@@ -192,14 +191,10 @@ def _option(
     *,
     more: str = "",
     flag: Flag | None = None,
-    takes_modules: bool = False,
 ) -> Any:
     """Returns a field. ``text`` says what it is for, ``check`` checks it, ``more`` is its page in docs, ``flag`` is the
     option of commands."""
-    return field(
-        default=default,
-        metadata={"text": text, "check": check, "more": more, "flag": flag, "takes_modules": takes_modules},
-    )
+    return field(default=default, metadata={"text": text, "check": check, "more": more, "flag": flag})
 
 
 _EACH = ("run", "diagnose", "explain")
@@ -267,7 +262,6 @@ class Options:
         "modules, all others everywhere.",
         _within,
         more="rules.md#where-the-lists-lower-within",
-        takes_modules=True,
         flag=_flag(
             "--within",
             "run",
@@ -313,7 +307,6 @@ class Options:
         "which may be imported later, of modules, functions and classes. What such code calls is lowered as elsewhere. "
         "They are added to the libraries that ``exact_packages`` names.",
         more="rules.md#code-of-your-own-exact",
-        takes_modules=True,
     )
     report: Detail = _option(
         "operations",
@@ -416,6 +409,47 @@ class Options:
         return self.within if isinstance(self.within, list) else None
 
 
+# ---- wrong uses ------------------------------------------------------------------------------------------------------
+
+
+class _NotABlock:
+    """The result of ``convert``. Used as a block or as a model, it raises an error that says what to write."""
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "`hmp.convert()` is no block: it holds from here on, until `hmp.restore()`. For a block write `with "
+            'hmp.autocast("cpu"):`, which takes `preset=` and list files too'
+        )
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "`hmp.convert()` returns no model: it changes torch itself. Write `hmp.convert()` on a line of its own "
+            "and call your model as before"
+        )
+
+    def __repr__(self) -> str:
+        return "converted; hmp.report() tells what ran in which precision, hmp.restore() takes it back"
+
+
+#: The result of ``convert``.
+_not_a_block: Any = _NotABlock()
+
+
+def _check_keywords(function: Callable[..., Any], keywords: dict[str, Any]) -> None:
+    """Raises TypeError for a keyword that the function does not have, and names the one that may be meant."""
+    known = [*inspect.signature(function).parameters]
+    for name in keywords:
+        if name in known:
+            continue
+        near = [one for one in known if name.lower() in one.lower() or one.lower() in name.lower()]
+        near = near or difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(known)}"
+        raise TypeError(f"`hmp.{function.__name__}` has no argument `{name}`; {hint}")
+
+
 def _reject_models(values: Iterable[object]) -> None:
     """Raises TypeError for a model or an optimizer, which ``apex.amp.initialize`` takes."""
     kinds = (torch.nn.Module, torch.optim.Optimizer)
@@ -439,15 +473,13 @@ def takes_options(options: Callable[_P, _T]) -> Callable[[Callable[[_T], None]],
     """Gives a function the parameters of :class:`Options`, and their description in its docstring. In a ``with``
     statement its result raises, and says why."""
 
-    with_modules = {one.name for one in fields(Options) if one.metadata["takes_modules"]}
-
     def decorate(function: Callable[[_T], None]) -> Callable[_P, None]:
         @functools.wraps(function)
         def taking(*args: _P.args, **kwargs: _P.kwargs) -> Any:
-            _reject_models([*args, *(value for name, value in kwargs.items() if name not in with_modules)])
-            check_keywords(taking, kwargs)
+            _reject_models([*args, *(value for name, value in kwargs.items() if name not in ("within", "exact"))])
+            _check_keywords(taking, kwargs)
             function(options(*args, **kwargs))
-            return not_a_block
+            return _not_a_block
 
         taking.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
         taking.__doc__ = (function.__doc__ or "").replace("{options}", _described())

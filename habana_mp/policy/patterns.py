@@ -8,8 +8,8 @@ have the class of the outermost module: ``BertModel.encoder``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 
 _ONE = "*"
@@ -60,78 +60,56 @@ def may_meet(a: str, b: str) -> bool:
     return meet((*parts_of(a), _ANY), (*parts_of(b), _ANY))
 
 
-@dataclass(eq=False)
-class _Step:
-    """How far a path was read: the patterns that end here, and the ways that patterns go on."""
-
-    number: int
-    is_any: bool = False  # a `**`, which may take further parts
-    ends: list[int] = field(default_factory=list)
-    next: dict[str, _Step] = field(default_factory=dict)
+#: What is left of a pattern, given by its number, where a path was read so far.
+_Rest = tuple[int, Path]
 
 
 @dataclass(frozen=True)
 class Match:
     """The patterns that match a path or a part of it from its beginning, and how others may go on inside."""
 
-    patterns: frozenset[int] = frozenset()
-    rest: frozenset[int] = frozenset()
+    patterns: frozenset[int]
+    rest: frozenset[_Rest]
 
 
 class Matcher:
-    """Compares paths with all patterns at once: the time does not depend on how many there are."""
+    """Compares paths with all patterns."""
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._steps = [_Step(0)]
-        for number, pattern in enumerate(patterns):
-            step = self._steps[0]
-            for part in parts_of(pattern):
-                if part not in step.next:
-                    step.next[part] = _Step(len(self._steps), is_any=part == _ANY)
-                    self._steps.append(step.next[part])
-                step = step.next[part]
-            step.ends.append(number)
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._begin = _with_any((number, parts_of(pattern)) for number, pattern in enumerate(patterns))
 
     def match(self, paths: Iterable[Path], class_names: Iterable[str] = ()) -> Match:
         """Returns the match of a module that has these paths. ``class_names``: of the outermost module."""
         matched: set[int] = set()
-        rest: set[int] = set()
-        begin = _with_any([self._steps[0]])
-        named = [step.next[name] for step in begin for name in class_names if name in step.next]
-        begin = {**begin, **_with_any(named)}
+        rest: set[_Rest] = set()
+        names = set(class_names)
+        begin = self._begin | _with_any(
+            (number, left[1:]) for number, left in self._begin if names.intersection(left[:1])
+        )
         for path in paths:
-            steps = begin
-            matched.update(_ends(steps))
-            for part in path:
-                steps = _with_any(_after(steps, part))
-                matched.update(_ends(steps))
-            rest.update(step.number for step in steps if step.next)
+            rests = begin
+            for part in (None, *path):
+                rests = rests if part is None else _with_any(_after(rests, part))
+                matched.update(number for number, left in rests if not left)
+            rest |= {one for one in rests if one[1]}
         return Match(frozenset(matched), frozenset(rest))
 
 
-def _after(steps: Iterable[_Step], part: str) -> Iterator[_Step]:
-    for step in steps:
-        if step.is_any:
-            yield step
-        for name in (part, _ONE):
-            if name in step.next:
-                yield step.next[name]
+def _after(rests: Iterable[_Rest], part: str) -> Iterator[_Rest]:
+    for number, left in rests:
+        if left[:1] == (_ANY,):
+            yield number, left
+        elif left and left[0] in (part, _ONE):
+            yield number, left[1:]
 
 
-def _with_any(steps: Iterable[_Step]) -> dict[_Step, None]:
-    """Returns these steps, and those that follow where `**` stands for no part."""
-    found: dict[_Step, None] = {}
-    for step in steps:
-        at: _Step | None = step
-        while at is not None and at not in found:
-            found[at] = None
-            at = at.next.get(_ANY)
+def _with_any(rests: Iterable[_Rest]) -> set[_Rest]:
+    """Returns these rests, and those that follow where `**` stands for no part."""
+    found: set[_Rest] = set()
+    for number, left in rests:
+        count = next((at for at, part in enumerate(left) if part != _ANY), len(left))
+        found.update((number, left[at:]) for at in range(count + 1))
     return found
-
-
-def _ends(steps: Iterable[_Step]) -> Iterator[int]:
-    for step in steps:
-        yield from step.ends
 
 
 def nearest_path(pattern: str, paths: Iterable[str]) -> str | None:

@@ -8,9 +8,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from habana_mp import ops
 from habana_mp.common.errors import ListError
@@ -113,66 +115,26 @@ def _of_running(name: str, pinned: dict[str, Preset]) -> Preset:
     return replace(preset, name=name)
 
 
-@dataclass(frozen=True)
-class _ModelList:
-    """One list of a model in the Gaudi model garden."""
-
-    folder: str
-    stem: str
-    kind: str
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    listed: tuple[Listed, ...]
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _model_list(entry: dict[str, Any]) -> _ModelList:
-    folder, _, file = entry["model"].rpartition("/")
-    stem = file.removesuffix(".txt").removeprefix(f"ops_{entry['kind']}").lstrip("_")
-    first, _, last = entry["releases"].partition("..")
-    listed = tuple(Listed(name, entry["model"], 0, shipped=True) for name in entry["ops"])
-    return _ModelList(folder, stem, entry["kind"], _version(first), _version(last), listed)
-
-
-def _readable(folder: str, stem: str) -> str:
-    parts = [part for part in folder.lower().split("/") if part not in _SILENT]
-    if stem and stem.lower() not in parts:
-        parts.append(stem.lower())
-    return "/".join(["gaudi", *parts])
-
-
 def _model_presets() -> dict[str, Preset]:
-    """Returns a preset for each pair of lists that shipped together for a model. Older pairs have an ``@release``."""
-    entries = [_model_list(entry) for entry in json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8"))]
-    groups: dict[tuple[str, str], list[_ModelList]] = {}
-    for entry in entries:
-        groups.setdefault((entry.folder, entry.stem), []).append(entry)
-    presets: dict[str, Preset] = {}
-    for (folder, stem), group in groups.items():
-        lower = [entry for entry in group if entry.kind == "bf16"]
-        fp32 = [entry for entry in group if entry.kind == "fp32"]
-        pairs = sorted(
-            (
-                (max(a.first, b.first), min(a.last, b.last), a, b)
-                for a in lower
-                for b in fp32
-                if max(a.first, b.first) <= min(a.last, b.last)
-            ),
-            key=lambda pair: pair[0],
-        )
-        for index, (first, last, a, b) in enumerate(pairs):
-            base = _readable(folder, stem)
-            name = base if index == len(pairs) - 1 else f"{base}@{_dotted(first)}"
-            description = f"{folder}, releases {_dotted(first)} to {_dotted(last)}"
-            presets[name] = Preset(name, description, a.listed, b.listed)
-    return presets
+    """Returns a preset for each pair of lists that shipped together for a model in the Gaudi model garden. Older pairs
+    have an ``@release``."""
+    lists: dict[tuple[str, str], dict[str, list[tuple[TorchVersion, TorchVersion, tuple[Listed, ...]]]]] = {}
+    for entry in json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8")):
+        folder, _, file = entry["model"].rpartition("/")
+        stem = file.removesuffix(".txt").removeprefix(f"ops_{entry['kind']}").lstrip("_").lower()
+        first, last = map(TorchVersion, entry["releases"].split(".."))
+        listed = tuple(Listed(name, entry["model"], 0, shipped=True) for name in entry["ops"])
+        lists.setdefault((folder, stem), {"bf16": [], "fp32": []})[entry["kind"]].append((first, last, listed))
+    found: dict[str, Preset] = {}
+    for (folder, stem), of_model in lists.items():
+        parts = [part for part in folder.lower().split("/") if part not in _SILENT]
+        base = "/".join(["gaudi", *parts, *([stem] if stem and stem not in parts else [])])
+        pairs = [(max(a[0], b[0]), min(a[1], b[1]), a[2], b[2]) for a, b in product(*of_model.values())]
+        together = sorted((pair for pair in pairs if pair[0] <= pair[1]), key=lambda pair: pair[0])
+        for first, last, lower, fp32 in together:
+            name = base if first == together[-1][0] else f"{base}@{first}"
+            found[name] = Preset(name, f"{folder}, releases {first} to {last}", lower, fp32)
+    return found
 
 
 @cache
@@ -233,16 +195,6 @@ def hint_for(name: object) -> str:
     shown = ", ".join(map(repr, near[:_SHOWN]))
     rest = f" or another of the {len(near)} that `habana-mp lists {name}` shows" if len(near) > _SHOWN else ""
     return f"; did you mean {shown}{rest}?"
-
-
-def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed, ...] | None) -> tuple[Preset, Preset]:
-    """Returns what stays of a preset, and the user's own lists. Each of these replaces its side of the preset."""
-    own = Preset("", "")
-    if lower is not None:
-        lists, own = replace(lists, lower=()), replace(own, lower=lower)
-    if fp32 is not None:
-        lists, own = replace(lists, fp32=()), replace(own, fp32=fp32)
-    return lists, own
 
 
 @cache

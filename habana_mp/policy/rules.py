@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.common.errors import ListError
-from habana_mp.ops.find import Builtin
+from habana_mp.ops import observed
+from habana_mp.ops.find import Builtin, builtins_named, composite_named
 from habana_mp.ops.infinities import ALSO_GUARDED
+from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
+from habana_mp.ops.products import in_rows
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import EVERY, Listed
-from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, NO_MODULE_RULES, Decided, ModuleRule, ModuleRules
-from habana_mp.policy.names import Assignment, operations_of, operations_that_compute
+from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, Decided, ModuleRule, ModuleRules, rules_of
+from habana_mp.policy.names import operations_of, operations_that_compute
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import Preset, shipped_names
-from habana_mp.policy.rows_in_graphs import in_rows
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
-
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Ruling:
             known = _rules[key] = row, self._made(operation, row, caches_weights)
         return known[1]
 
-    def _made(self, operation: str, row: ops.Operation, caches_weights: bool) -> _core.Rule:
+    def _made(self, operation: str, row: Operation, caches_weights: bool) -> _core.Rule:
         # The other traits are columns of the row.
         computed = {
             "saturates": self.saturate != "",
@@ -57,6 +58,7 @@ class Ruling:
             "caches_weights": caches_weights and row.caches_weights,
             "float32_result": self.float32_result,
         }
+        reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
@@ -67,7 +69,7 @@ class Ruling:
         return _core.Rule(
             action=self.action,
             precision=self.precision,
-            why=self._why(),
+            why=next((name for name, holds in reasons.items() if holds), ""),
             traits=[name for name in _core.traits if (computed[name] if name in computed else getattr(row, name))],
             castable=_in_core(ops.operands_of(operation) if self.float32_result else ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
@@ -76,16 +78,12 @@ class Ruling:
             product_form=row.product_form,
         )
 
-    def _why(self) -> str:
-        reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
-        return next((name for name, holds in reasons.items() if holds), "")
-
 
 #: The rules that were made, each with the row that it was made from.
-_rules: dict[tuple[Ruling, str, bool], tuple[ops.Operation, _core.Rule]] = {}
+_rules: dict[tuple[Ruling, str, bool], tuple[Operation, _core.Rule]] = {}
 
 
-def _in_core(castable: ops.Castable | None) -> _core.Castable | None:
+def _in_core(castable: Castable | None) -> _core.Castable | None:
     if castable is None:
         return None
     return _core.Castable(
@@ -125,7 +123,7 @@ class Policy:
     #: The rules of operations that lists decide.
     rulings: Mapping[str, Ruling] = field(default_factory=dict, compare=False)
     #: The lines that hold in some modules, and a function that returns all rules where such lines are in force.
-    module_rules: ModuleRules = field(default=NO_MODULE_RULES, compare=False)
+    module_rules: ModuleRules = field(default=ModuleRules(()), compare=False)
     rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
 
 
@@ -134,11 +132,11 @@ def ruling_without_list(operation: str) -> Ruling:
     row, saturate = ops.row_of(operation), ops.saturates(operation)
     if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
-    if row.unlisted == ops.NO_KERNEL:
+    if row.unlisted == NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
-    if row.unlisted == ops.WIDEST:
+    if row.unlisted == WIDEST:
         return Ruling("widest", saturate=saturate)
-    if row.unlisted in (ops.FIRST_INPUT, ops.KERNEL_FOR_SOME) or row.sums is not None:
+    if row.unlisted in (FIRST_INPUT, KERNEL_FOR_SOME) or row.sums is not None:
         return Ruling("first_input", saturate=saturate)
     return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 
@@ -158,64 +156,74 @@ def ruling_in_list(operation: str, precision: str, *, products_only: bool = Fals
 
 
 def _has_no_kernel(operation: str) -> bool:
-    return ops.row_of(operation).unlisted == ops.NO_KERNEL
+    return ops.row_of(operation).unlisted == NO_KERNEL
 
 
-@dataclass(frozen=True)
-class GivenRules:
-    """The lines of ``convert(rules=...)``, with the precision of each."""
-
-    plain: tuple[tuple[Listed, str], ...] = ()
-    in_modules: tuple[ModuleRule, ...] = ()
-
-
-NO_GIVEN_RULES = GivenRules()
+#: The user's lists for the lower precision and for float32. None: that of the preset.
+OwnLists = tuple[tuple[Listed, ...] | None, tuple[Listed, ...] | None]
 
 
 def policy_from_lists(
     lists: Preset,
     lower: str,
-    own: Preset | None = None,
+    own: OwnLists = (None, None),
     *,
-    given: GivenRules = NO_GIVEN_RULES,
-    refused: frozenset[str] = _NONE,
+    given: Iterable[ModuleRule] = (),
+    refused: frozenset[str] = frozenset(),
 ) -> Policy:
     """Returns the policy of O1: the lists decide; for operations that they do not name, rules 2 to 4 decide.
 
-    ``own`` are the user's lists, which replace a part of ``lists``: they take precedence for every operation that they
-    name. ``given`` takes precedence over both. An operation in ``refused`` raises if no list names it.
+    ``own`` replaces a part of ``lists``, and takes precedence for every operation that it names. ``given`` takes
+    precedence over both. An operation in ``refused`` raises if no list names it.
     """
-    own = Preset("", "") if own is None else own
-    decided = _assign(_plain(lists, lower))
-    named = _assign(_plain(own, lower)) | _assign(given.plain)
-    followed = named if lists.of_autocast else decided | named
-    decided |= named
-    in_modules = [*_in_modules(lists, lower, FROM_PRESET), *_in_modules(own, lower, FROM_FILES), *given.in_modules]
+    own_lower, own_fp32 = own
+    stays = lists.lower if own_lower is None else (), lists.fp32 if own_fp32 is None else ()
+    of_preset, of_files = (
+        rules_of(*stays, lower, FROM_PRESET),
+        rules_of(own_lower or (), own_fp32 or (), lower, FROM_FILES),
+    )
+    return _policy(lists, lower, [*of_preset, *of_files, *given], refused=refused)
+
+
+def policy_o2(lower: str, given: Iterable[ModuleRule] = ()) -> Policy:
+    """Returns the policy of O2: GEMM and convolutions in the lower precision, all other known floating-point operations
+    in float32."""
+    rulings = {operation: ruling_in_list(operation, "fp32") for operation in operations_that_compute()}
+    for operation, row in ops.rows().items():
+        for one in (operation, *row.family.split()) if row.o2 == "lower" else ():
+            rulings[one] = ruling_in_list(one, lower, products_only=row.made_of_products)
+    return _policy(Preset("", ""), lower, given, rulings)
+
+
+def _policy(
+    lists: Preset,
+    lower: str,
+    lines: Iterable[ModuleRule],
+    of_level: Mapping[str, Ruling] = MappingProxyType({}),
+    refused: frozenset[str] = frozenset(),
+) -> Policy:
+    """Returns the policy of these lines. ``of_level`` are the rules of operations that no line names."""
+    module_rules = ModuleRules(lines)
+    if module_rules.problems:
+        raise ListError("\n".join(module_rules.problems))
 
     def rulings_with(chosen: Decided) -> dict[str, Ruling]:
         """Returns the rules where these lines are in force too."""
-        return _rulings(lists, lower, {**decided, **chosen}, {**followed, **chosen}, refused)
+        return {**of_level, **_rulings(lists, lower, {**module_rules.everywhere, **chosen}, refused)}
 
-    return _whole_policy(lower, rulings_with, decided, in_modules)
-
-
-def _plain(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
-    """Returns the lines of lists that hold everywhere, with their precision."""
-    return [line for line in _lines(lists, lower) if not line[0].pattern]
-
-
-def _in_modules(lists: Preset, lower: str, source: int) -> list[ModuleRule]:
-    return [ModuleRule(one, precision, source) for one, precision in _lines(lists, lower) if one.pattern]
-
-
-def _lines(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
-    lists_of = ((lists.lower, lower), (lists.fp32, "fp32"))
-    return [(one, one.precision(of_list)) for lines, of_list in lists_of for one in lines]
+    rulings = rulings_with({})
+    decided = {operation: (ruling.precision, Listed("", "O2", 0)) for operation, ruling in of_level.items()}
+    return Policy(
+        *_covered(rulings, module_rules.named_operations()),
+        lower,
+        lines={**decided, **module_rules.everywhere},
+        rulings=rulings,
+        module_rules=module_rules,
+        rulings_with=rulings_with,
+    )
 
 
-def _rulings(
-    lists: Preset, lower: str, decided: Decided, followed: Decided, refused: frozenset[str]
-) -> dict[str, Ruling]:
+def _rulings(lists: Preset, lower: str, decided: Decided, refused: frozenset[str]) -> dict[str, Ruling]:
     rulings = {
         operation: ruling_in_list(
             operation,
@@ -233,38 +241,14 @@ def _rulings(
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and not _has_no_kernel(operation) and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
-    for operation, precision in _by_parts(decided, followed, lower).items():
+    for operation, precision in _by_parts(decided, lower, lists.of_autocast).items():
         if operation not in rulings and not _has_no_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
     return rulings
 
 
-def _whole_policy(
-    lower: str,
-    rulings_with: Callable[[Decided], dict[str, Ruling]],
-    decided: Decided,
-    in_modules: Iterable[ModuleRule],
-) -> Policy:
-    module_rules = ModuleRules(in_modules)
-    if module_rules.problems:
-        raise ListError("\n".join(module_rules.problems))
-    rulings = rulings_with({})
-    covered, composites = _covered(rulings, module_rules.named_operations())
-    return Policy(
-        covered,
-        composites,
-        lower,
-        lines=decided,
-        rulings=rulings,
-        module_rules=module_rules,
-        rulings_with=rulings_with,
-    )
-
-
-def _by_parts(
-    decided: Mapping[str, tuple[str, Listed]], followed: Mapping[str, tuple[str, Listed]], lower: str
-) -> dict[str, str]:
-    """Returns the precision of operations whose parts are listed, and of the parts of operations in ``followed``."""
+def _by_parts(decided: Decided, lower: str, of_autocast: bool) -> dict[str, str]:
+    """Returns the precision of operations whose parts are listed, and of the parts of listed operations."""
     lowered: dict[str, str] = {}
     raised: dict[str, str] = {}
     for whole, row in ops.rows().items():
@@ -276,33 +260,10 @@ def _by_parts(
             raised[whole] = "fp32"
         elif row.is_only_parts and kinds == {lower}:
             lowered[whole] = lower
-        if row.parts_follow and whole in followed and followed[whole][0] == "fp32":
+        precision, line = decided.get(whole, ("", None))
+        if row.parts_follow and line and precision == "fp32" and not (of_autocast and line.shipped):
             raised.update(dict.fromkeys(parts, "fp32"))
     return lowered | raised
-
-
-def _assign(lines: Iterable[tuple[Listed, str]]) -> dict[str, tuple[str, Listed]]:
-    assignment = Assignment(lines)
-    if assignment.problems:
-        raise ListError("\n".join(assignment.problems))
-    return assignment.decided
-
-
-def policy_o2(lower: str, given: GivenRules = NO_GIVEN_RULES) -> Policy:
-    """Returns the policy of O2: GEMM and convolutions in the lower precision, all other known floating-point operations
-    in float32."""
-    rulings = {operation: ruling_in_list(operation, "fp32") for operation in operations_that_compute()}
-    for operation, row in ops.rows().items():
-        for one in (operation, *row.family.split()) if row.o2 == "lower" else ():
-            rulings[one] = ruling_in_list(one, lower, products_only=row.made_of_products)
-    of_o2 = {operation: (ruling.precision, Listed("", "O2", 0)) for operation, ruling in rulings.items()}
-    named = _assign(given.plain)
-
-    def rulings_with(chosen: Decided) -> dict[str, Ruling]:
-        others = Preset("", "")
-        return rulings | _rulings(others, lower, {**named, **chosen}, {**named, **chosen}, _NONE)
-
-    return _whole_policy(lower, rulings_with, of_o2 | named, given.in_modules)
 
 
 def changes_in_modules(policy: Policy, chosen: Decided) -> Policy:
@@ -328,32 +289,25 @@ def _covered(
     these others; or ``among`` these alone."""
     # Rule 6: an operation that returns a view is never cast.
     rulings = {one: ruling for one, ruling in decided.items() if ops.computes(one) and not ops.gives_view(one)}
-    covered: list[Covered] = []
+    covered: dict[int, Covered] = {}  # an object may have two names (`torch.x`, `torch._C._nn.x`), but has one rule
     composites: list[Covered] = []
     named = {*rulings, *others}
     for operation in sorted(ops.names_with_rules() | named if among is None else among):
         unlisted = ruling_without_list(operation)
         listed = rulings.get(operation, unlisted)
-        builtins = ops.builtins_named(operation)
-        covered.extend(Covered(operation, builtin, listed, unlisted) for builtin in builtins)
-        composite = None if builtins or operation not in named else ops.composite_named(operation)
+        builtins = builtins_named(operation)
+        for builtin in builtins:
+            covered.setdefault(id(builtin.object), Covered(operation, builtin, listed, unlisted))
+        composite = None if builtins or operation not in named else composite_named(operation)
         if composite is not None:
             composites.append(Covered(operation, composite, listed, unlisted))
-    return _one_each(covered), tuple(composites)
-
-
-def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
-    """Returns one entry for each object: it may have two names (`torch.x` and `torch._C._nn.x`), but has one rule."""
-    by_object: dict[int, Covered] = {}
-    for one in covered:
-        by_object.setdefault(id(one.builtin.object), one)
-    return tuple(by_object.values())
+    return tuple(covered.values()), tuple(composites)
 
 
 def observed_operations() -> tuple[str, ...]:
     """Returns the operations that the watch sees even without a rule: each operation in a shipped list, arithmetic, and
     those whose values it checks."""
-    found = {*ops.observed.ANGLES, *ops.observed.COUNTS, *ops.observed.STATISTICS, *ops.pointwise.NAMES}
+    found = {*observed.ANGLES, *observed.COUNTS, *observed.STATISTICS, *ops.pointwise.NAMES}
     for name in shipped_names():
         resolved = ops.resolve(name)
         found.update(() if resolved is None else resolved.exact + resolved.family)
@@ -363,12 +317,12 @@ def observed_operations() -> tuple[str, ...]:
 def _is_observed(operation: str) -> bool:
     if "::" in operation or ops.is_in_place(operation):
         return False
-    return operation in ops.observed.COUNTS or (ops.computes(operation) and not ops.gives_view(operation))
+    return operation in observed.COUNTS or (ops.computes(operation) and not ops.gives_view(operation))
 
 
 def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core handles for the watch, without a rule."""
-    builtins = [(one, builtin) for one in observed_operations() for builtin in ops.builtins_named(one)]
+    builtins = [(one, builtin) for one in observed_operations() for builtin in builtins_named(one)]
     builtins += [(builtin.place.rpartition(".")[2], builtin) for builtin in ops.find.makers_of_indexes()]
     return _without_rule(builtins)
 
@@ -376,9 +330,9 @@ def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
 def plan_of_guarded() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core handles while the guard checks all calls: what the watch sees, and operations that write
     into their arguments."""
-    seen = {one for one in observed_operations() if one not in ops.observed.COUNTS}
+    seen = {one for one in observed_operations() if one not in observed.COUNTS}
     names = sorted({*seen, *(f"{one}_" for one in seen), *ALSO_GUARDED})
-    return _without_rule([(one, builtin) for one in names for builtin in ops.builtins_named(one)])
+    return _without_rule([(one, builtin) for one in names for builtin in builtins_named(one)])
 
 
 def _without_rule(builtins: list[tuple[str, Any]]) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
+from habana_mp.ops import observed
 from habana_mp.policy.module_rules import KEPT
 from habana_mp.reporting.records import PRECISIONS, REASONS, Records, Row, counted, with_ranks
 from habana_mp.reporting.remedies import Finding, in_words, rules_for
@@ -403,9 +404,9 @@ def _finding(kind: str, text: str, rule: Mapping[str, str] = {}, **more: Any) ->
 # ---- the kinds ------------------------------------------------------------------------------------------------------
 
 #: The names in reports of operations that need exact integers, of sums, and of what multiplies or turns the sign.
-_COUNTS = frozenset(name.strip("_") for name in ops.observed.COUNTS)
-_SUMS = frozenset(name.strip("_") for name in ops.observed.SUMS)
-_SCALINGS = frozenset(("div", "neg", "truediv", *(name.strip("_") for name in ops.observed.DECAYS)))
+_COUNTS = frozenset(name.strip("_") for name in observed.COUNTS)
+_SUMS = frozenset(name.strip("_") for name in observed.SUMS)
+_SCALINGS = frozenset(("div", "neg", "truediv", *(name.strip("_") for name in observed.DECAYS)))
 
 #: Operations that take the logarithm of their input, and those before them that add a small number or limit the values.
 _LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")

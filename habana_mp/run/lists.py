@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from habana_mp import ops
+from habana_mp.ops.find import builtins_named, composite_named
 from habana_mp.policy.lists import EVERY, Listed, read_list
-from habana_mp.policy.lists_diff import difference, meaning_of
-from habana_mp.policy.module_rules import problems_of
+from habana_mp.policy.module_rules import FROM_FILES, ModuleRules, rules_of
 from habana_mp.policy.names import nearest
 from habana_mp.policy.precisions import dtype_meant
 from habana_mp.policy.presets import Preset, hint_for, preset_named, presets, presets_with
@@ -22,6 +22,8 @@ from habana_mp.run.options import imported
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
+#: The list in a file that is compared by itself.
+_FILE = "listed"
 
 #: The operations that operators of Python call.
 _OPERATORS = {"@": "matmul", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow"}
@@ -129,7 +131,7 @@ def _meaning(name: str) -> str:
         return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
     places: list[Any] = []
     for operation in resolved.exact + resolved.family:
-        places += ops.builtins_named(operation) or filter(None, [ops.composite_named(operation)])
+        places += builtins_named(operation) or filter(None, [composite_named(operation)])
     return ", ".join(one.place for one in places)
 
 
@@ -150,7 +152,7 @@ def _check(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             warnings.simplefilter("always")
             try:
                 listed = read_list(file)
-                problems = problems_of(listed)
+                problems = _problems(listed)
             except (OSError, ValueError) as error:
                 problems = [str(error)]
         if problems:
@@ -167,10 +169,14 @@ def _check(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if given.together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown above, file by file
-            problems = problems_of(*fine)
+            problems = _problems(*fine)
         print("\n".join(problems) or "they do not contradict each other")
         status = 1 if problems else 0
     return status
+
+
+def _problems(lower: Sequence[Listed], fp32: Sequence[Listed] = ()) -> list[str]:
+    return ModuleRules(rules_of(lower, fp32, "lower", FROM_FILES)).problems
 
 
 def _diff(given: argparse.Namespace) -> int:
@@ -179,10 +185,58 @@ def _diff(given: argparse.Namespace) -> int:
     return 1 if lines else 0
 
 
+def difference(a: str, b: str) -> list[str]:
+    """Returns one line for each name that is in different lists."""
+    of_a, of_b = _meanings(a), _meanings(b)
+    both = [(*of_a[one], of_b[one][1]) for one in of_a if one in of_b]
+    # A file by itself does not say which list it is.
+    moved = sorted(one for one in both if one[1] != one[2] and _FILE not in one[1:])
+    lines = [f"moved: {name}  {before} -> {after}" for name, before, after in moved]
+    for title, these, those in ((a, of_a, of_b), (b, of_b, of_a)):
+        only = sorted(these[one] for one in these.keys() - those.keys())
+        lines += [f"only in {title}: {name}  {part}" for name, part in only]
+    return lines
+
+
+def _meanings(given: str) -> dict[object, tuple[str, str]]:
+    """Returns the names in lists, as written, and their lists, by the meaning of the name."""
+    found: dict[object, tuple[str, str]] = {}
+    for part, listed in _lists_of(given).items():
+        for one in listed:
+            operations = _operations(one.name)
+            meaning = (
+                one.line_text
+                if operations is None
+                else (operations, one.products_only, one.pattern, one.float32_result)
+            )
+            found[meaning] = one.line_text, part
+    return found
+
+
+def _operations(name: str) -> frozenset[str] | None:
+    """Returns the operations that a name stands for, however they are spelled; None if this torch knows none."""
+    resolved = None if name == EVERY else ops.resolve(name)
+    return None if resolved is None else frozenset(resolved.exact + resolved.family)
+
+
+def _lists_of(given: str) -> dict[str, tuple[Listed, ...]]:
+    """Returns the lists of a preset, of a list file, or of two files with a comma between: the lower list and the
+    float32 list."""
+    files = given.split(",")
+    if given in presets() or os.path.isdir(given):
+        preset = preset_named(given)
+        return {part: getattr(preset, part) for part in _PARTS}
+    if os.path.exists(given):
+        return {_FILE: read_list(given)}
+    if len(files) == 2:
+        return {"lower": read_list(files[0]), "fp32": read_list(files[1])}
+    raise ValueError(f"`{given}` is neither a preset, which `habana-mp lists` shows, nor a file{hint_for(given)}")
+
+
 def _find(given: argparse.Namespace) -> int:
     """Prints the presets whose lines mean the operation, however they spell it, or one of a family with it."""
     operation = _OPERATORS.get(given.operation, given.operation)
-    wanted = meaning_of(operation)
+    wanted = _operations(operation)
     if wanted is None:
         near = nearest(operation)
         raise ValueError(f"`{operation}` is no operation of this torch{f'; did you mean `{near}`?' if near else ''}")
@@ -191,7 +245,7 @@ def _find(given: argparse.Namespace) -> int:
         for preset in presets().values()
         for part in _PARTS
         for one in getattr(preset, part)
-        if wanted & (meaning_of(one.name) or frozenset())
+        if wanted & (_operations(one.name) or frozenset())
     ]
     width = max((len(name) for name, *_ in found), default=0)
     for name, part, line in found:

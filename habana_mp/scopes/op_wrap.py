@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core, ops
+from habana_mp.ops.find import builtins_named
 from habana_mp.patches.tools.compiled_functions import constant_in_graph, leave_to_python
 from habana_mp.patches.tools.region_dtypes import lists_suspended
 from habana_mp.policy.lists import RESULT
@@ -86,7 +87,7 @@ def _wrap_product(function: Any, to: str) -> Any:
     if name not in ("bf16", "fp16") or dtype_meant(result) is not torch.float32:
         raise ValueError(f'`to` must be "bf16{FLOAT32_RESULT}" or "fp16{FLOAT32_RESULT}"; got {to!r}')
     operation = str(getattr(function, "__name__", ""))
-    is_known = any(one.object is function for one in ops.builtins_named(operation))
+    is_known = any(one.object is function for one in builtins_named(operation))
     if not is_known or not isinstance(function, BuiltinFunctionType) or not ops.can_have_float32_result(operation):
         raise ValueError(
             f"only a product that is a builtin function of torch can have{FLOAT32_RESULT} here, as torch.matmul or "

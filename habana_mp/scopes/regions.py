@@ -7,46 +7,46 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from habana_mp import _core
+from habana_mp.common.devices import is_there
 from habana_mp.common.errors import ListError, warn
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.torch.dynamo import OwnCode
-from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import Listed, given_list, read_list
+from habana_mp.policy.module_rules import ModuleRule, given_rules
 from habana_mp.policy.options import level_of_environment
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.presets import preset_named, with_own
-from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules, Policy, policy_from_lists
+from habana_mp.policy.presets import preset_named
+from habana_mp.policy.rules import OwnLists, Policy, policy_from_lists
 from habana_mp.scopes.disable import CastsOff, disable_casts
 from habana_mp.scopes.scope import Scope
 
 _Path = str | os.PathLike[str]
+#: The arguments of `autocast` without lists.
+_Asked = tuple[str, torch.dtype | str | None, bool, bool | None, str | None]
 
 
-@dataclass(frozen=True)
-class _System:
-    """The documented defaults of torch or a vendor for a device: the lower precision, and the lists for each one."""
+class _System(NamedTuple):
+    """The documented defaults of torch or a vendor for a device: the lower precision, and the lists, which may be
+    others for float16."""
 
     dtype: torch.dtype
-    presets: dict[torch.dtype, str]
-
-
-def _same(preset: str) -> dict[torch.dtype, str]:
-    return {torch.bfloat16: preset, torch.float16: preset}
+    preset: str
+    preset_in_float16: str
 
 
 _SYSTEMS = {
-    "cpu": _System(torch.bfloat16, _same("torch-cpu")),
-    "cuda": _System(torch.float16, _same("torch-cuda")),
-    "xpu": _System(torch.bfloat16, {torch.bfloat16: "xpu-amp-bf16", torch.float16: "xpu-amp-fp16"}),
-    "hpu": _System(torch.bfloat16, _same("hpu-autocast")),
+    "cpu": _System(torch.bfloat16, "torch-cpu", "torch-cpu"),
+    "cuda": _System(torch.float16, "torch-cuda", "torch-cuda"),
+    "xpu": _System(torch.bfloat16, "xpu-amp-bf16", "xpu-amp-fp16"),
+    "hpu": _System(torch.bfloat16, "hpu-autocast", "hpu-autocast"),
 }
 
 #: Presets that are for inference only if their lower precision is float16.
@@ -75,10 +75,9 @@ class _Request:
     device_type: str
     dtype: torch.dtype
     preset: str
-    lower: tuple[Listed, ...] | None
-    fp32: tuple[Listed, ...] | None
+    own: OwnLists
     caches_weights: bool
-    given: GivenRules = NO_GIVEN_RULES
+    given: tuple[ModuleRule, ...] = ()
 
 
 #: The request of each region, by its number.
@@ -136,7 +135,7 @@ def autocast(
             f'{call}:`, or a function: `@{call}`. For the whole script write `hmp.convert(preset="recommended")`; got '
             f"{type(device_type).__name__}: {device_type!r}"
         )
-    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path, rules)
+    number = _number((device_type, dtype, enabled, cache_enabled, preset), bf16_file_path, fp32_file_path, rules)
     if torch.compiler.is_compiling():
         in_graph: Any = _in_graph(number)
         return in_graph  # type: ignore[no-any-return]  # torch.autocast, which does the same
@@ -242,42 +241,26 @@ def _ready(number: int) -> int:
 
 @constant_in_graph
 def _number(
-    device_type: str,
-    dtype: torch.dtype | str | None,
-    enabled: bool,
-    cache_enabled: bool | None,
-    preset: str | None,
-    lower_path: _Path | None,
-    fp32_path: _Path | None,
-    rules: Mapping[str, str | torch.dtype] | None,
+    asked: _Asked, lower_path: _Path | None, fp32_path: _Path | None, rules: Mapping[str, str | torch.dtype] | None
 ) -> int:
     """Returns the number of a region with these arguments."""
-    lower, fp32 = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
-    if lower is not None or fp32 is not None or rules is not None:
-        return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32, rules)
-    asked = (device_type, dtype, enabled, cache_enabled, preset)
+    own = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
+    if own != (None, None) or rules is not None:
+        return _find_number(asked, own, rules)
     try:
         number = installation.numbers.get(asked)
     except TypeError:  # an argument that cannot be hashed is invalid
         number = None
     if number is None:
-        number = _find_number(*asked, None, None, None)
+        number = _find_number(asked, own, None)
         if number != _NOTHING:
             installation.numbers[asked] = number
     return number
 
 
-def _find_number(
-    device_type: str,
-    dtype: torch.dtype | str | None,
-    enabled: bool,
-    cache_enabled: bool | None,
-    preset: str | None,
-    lower: tuple[Listed, ...] | None,
-    fp32: tuple[Listed, ...] | None,
-    rules: Mapping[str, str | torch.dtype] | None,
-) -> int:
+def _find_number(asked: _Asked, own: OwnLists, rules: Mapping[str, str | torch.dtype] | None) -> int:
     """Returns the number of a region with these arguments. All errors in them are found here."""
+    device_type, dtype, enabled, cache_enabled, preset = asked
     device_type = _type_of(device_type)
     if isinstance(enabled, str):
         raise ValueError(f"`enabled` must be True or False; got {enabled!r}")
@@ -296,10 +279,12 @@ def _find_number(
     device_type = _real_type(device_type)
     if dtype is None:
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {given!r}")
-    name = preset_named(preset).name if system is None else system.presets.get(dtype, "")
+    name = preset_named(preset).name if system is None else system.preset
+    if system is not None and dtype is torch.float16:
+        name = system.preset_in_float16
     if name == "hpu-autocast" and dtype is torch.float16:
         raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")
-    if not _is_there(device_type):
+    if not is_there(device_type):
         warn(f'`hmp.autocast("{device_type}")` has no effect: {device_type.upper()} is not available here')
         return _NOTHING
     if dtype not in (torch.bfloat16, torch.float16):
@@ -313,13 +298,16 @@ def _find_number(
         if cache_enabled is not None:
             warn("`cache_enabled` has no effect with the lists of hpu")
         cache_enabled = None
-        lower = _from_environment(*_LOWER_LIST) if lower is None else lower
-        fp32 = _from_environment(*_FP32_LIST) if fp32 is None else fp32
+        lower, fp32 = own
+        own = (
+            _from_environment(*_LOWER_LIST) if lower is None else lower,
+            _from_environment(*_FP32_LIST) if fp32 is None else fp32,
+        )
     if level_of_environment() is not None:
         return _NO_CASTS
     caches_weights = cache_enabled is None or bool(cache_enabled)
     of_region = given_rules(rules, PRECISIONS[dtype])
-    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, caches_weights, of_region)))
+    return _ready(_made(_Request(device_type, dtype, name, own, caches_weights, of_region)))
 
 
 # torch.compile does not trace these methods of a region that was created outside of compiled code.
@@ -346,9 +334,9 @@ def _from_environment(*variables: str) -> tuple[Listed, ...] | None:
 def _made(request: _Request) -> int:
     precision = PRECISIONS[request.dtype]
     in_float16 = request.dtype is torch.float16
-    lists, own = with_own(preset_named(request.preset), request.lower, request.fp32)
     refused = _REFUSED_IN_FLOAT16 if in_float16 else frozenset()
-    policy = policy_from_lists(lists, precision, own, given=request.given, refused=refused)
+    lists = preset_named(request.preset)
+    policy = policy_from_lists(lists, precision, request.own, given=request.given, refused=refused)
     number = installation.make_region(
         policy,
         on_cpu=request.device_type == "cpu",
@@ -365,11 +353,6 @@ def _with_rules(policy: Policy) -> str:
     and these rules are no part of the lists."""
     rules = [f"{one.listed.line_text} in {one.precision}" for one in policy.module_rules.rules]
     return f", with {', '.join(rules)}" if rules else ""
-
-
-def _is_there(device_type: str) -> bool:
-    is_available = getattr(getattr(torch, device_type, None), "is_available", None)
-    return device_type == "cpu" or (is_available is not None and bool(is_available()))
 
 
 def _refuse_backward(result: Any) -> None:

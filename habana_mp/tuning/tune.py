@@ -18,8 +18,8 @@ from habana_mp.diagnosis.replays import Replays
 from habana_mp.diagnosis.runs import RunsHere, sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
-from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import parse_line
+from habana_mp.policy.module_rules import given_rules
 from habana_mp.policy.options import Options
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import preset_named

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from habana_mp import ops
+from habana_mp.ops.find import builtins_named
+from habana_mp.ops.operation import Castable
 from habana_mp.policy.rules import ruling_without_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -109,12 +111,12 @@ def operation_of(op: Any) -> str | None:
     last = op.name.rpartition(".")[2]
     for name in (op.name.replace(".", "_"), last, f"aten::{last}"):
         resolved = ops.resolve(name)
-        if resolved is not None and ops.builtins_named(resolved.exact[0]):
+        if resolved is not None and builtins_named(resolved.exact[0]):
             return resolved.exact[0]
     return None
 
 
-def castable_of(op: Any) -> ops.Castable | None:
+def castable_of(op: Any) -> Castable | None:
     """Returns the arguments of the entry that may be cast."""
     castable = ops.arguments_of(operation_of(op) or "")
     if castable is not None and op.name in ("nn.functional.batch_norm", "nn.functional.instance_norm"):
@@ -155,11 +157,11 @@ def mixtures(op: Any, limit: int) -> Iterator[tuple[Call, Call]]:
             return
 
 
-def _may_be_cast(castable: ops.Castable, where: int | str) -> bool:
+def _may_be_cast(castable: Castable, where: int | str) -> bool:
     return where in castable.positions if isinstance(where, int) else where not in castable.kept_keywords
 
 
-def _may_stay_float32(castable: ops.Castable, where: int | str) -> bool:
+def _may_stay_float32(castable: Castable, where: int | str) -> bool:
     return where in (*castable.raised, *castable.off_cpu, *castable.raised_keywords, *castable.off_cpu_keywords)
 
 

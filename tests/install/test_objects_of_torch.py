@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
-from habana_mp.policy import rows_in_graphs
+from habana_mp.ops import products
 from helpers.lists import Converter
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -244,7 +244,7 @@ def test_converting_and_restoring_for_ever_leaks_nothing(converted: Converter) -
         hmp.restore()
 
     sample = [torch.mm, torch.Tensor.exp, F.linear, F.normalize, torch.Tensor.__setitem__, torch.set_autocast_enabled]
-    sample += [rows_in_graphs.in_rows, torch._C._distributed_c10d.ProcessGroup.allreduce.__call__.__self__]
+    sample += [products.in_rows, torch._C._distributed_c10d.ProcessGroup.allreduce.__call__.__self__]
     for _ in range(5):
         cycle()
     gc.collect()

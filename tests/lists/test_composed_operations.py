@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habana_mp import ListError, hmp, ops
+from habana_mp.ops.operation import NO_KERNEL
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.presets import Preset
 from habana_mp.policy.rules import Ruling, policy_from_lists
@@ -115,7 +116,7 @@ def test_any_lists_decide_by_the_name_itself_then_by_a_part_in_float32(sides: di
         return ruling.precision if ruling is not None and is_listed and not ruling.no_kernel else ""
 
     for whole, about in ((name, row) for name, row in ops.rows().items() if row.parts):
-        if ops.row_of(whole).unlisted == ops.NO_KERNEL or (whole not in rulings and whole not in sides):
+        if ops.row_of(whole).unlisted == NO_KERNEL or (whole not in rulings and whole not in sides):
             continue
         parts = {part: listed_as(part) for part in ops.parts_of(whole)}
         ruling = rulings.get(whole, Ruling())

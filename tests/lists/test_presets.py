@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 from habana_mp import HmpWarning, hmp, ops
+from habana_mp.ops.find import builtins_named, composite_named
 from habana_mp.policy import presets
 from habana_mp.policy.lists import DIRECTORY, read_list
 from helpers.each import each
@@ -63,5 +64,5 @@ def test_every_shipped_name_leads_to_torch_or_is_explained() -> None:
                 unexplained.append(name)
         else:
             for one in resolved.exact:
-                assert ops.builtins_named(one) or ops.composite_named(one), name
+                assert builtins_named(one) or composite_named(one), name
     assert unexplained == []

@@ -12,7 +12,7 @@ from torch import nn
 
 from habana_mp import ListError, hmp
 from habana_mp.patches.torch import products as products_patch
-from habana_mp.policy.lists_diff import difference
+from habana_mp.run.lists import difference
 from helpers.each import each
 from helpers.lists import write_list
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from habana_mp import hmp, ops
+from habana_mp.ops.find import builtins_named
 from helpers.cases import VIEWS
 from helpers.each import each
 from helpers.lists import Converter
@@ -152,7 +153,7 @@ def test_a_result_that_a_function_in_python_is_given_is_filled(converted: Conver
 
 
 def test_the_names_of_the_tables_exist_in_this_torch() -> None:
-    missing = [name for name, row in ops.rows().items() if row.o2 == "lower" and not ops.builtins_named(name)]
+    missing = [name for name, row in ops.rows().items() if row.o2 == "lower" and not builtins_named(name)]
     assert missing == []
 
 
@@ -163,7 +164,7 @@ def test_what_an_operation_writes_into_beside_its_first_input_is_never_cast() ->
         for name in [schema.name.removeprefix("aten::")]
         for position, argument in enumerate(schema.arguments)
         if position > 0 and argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
-        if ops.builtins_named(name)
+        if builtins_named(name)
     }
     assert ("_native_batch_norm_legit", 3, "running_mean") in written
     for name, position, keyword in sorted(written - {("_amp_update_scale_", 1, "growth_tracker")}):  # an integer
