@@ -461,8 +461,9 @@ case("svd", (P,), torch=torch.svd)
 case("triangular_solve", (M, P), torch=torch.triangular_solve)
 for _name in ("cholesky", "cholesky_ex", "cond", "eig", "eigh", "eigvals", "eigvalsh", "inv", "inv_ex", "matrix_rank"):
     case(f"linalg_{_name}", (P,), linalg=getattr(torch.linalg, _name))
-if hasattr(torch.linalg, "matrix_sqrth"):  # since torch 2.14
-    case("linalg_matrix_sqrth", (P,), linalg=torch.linalg.matrix_sqrth)
+for _name in ("matrix_sqrth", "polar"):
+    if hasattr(torch.linalg, _name):  # since torch 2.14
+        case(f"linalg_{_name}", (P,), linalg=getattr(torch.linalg, _name))
 for _name in ("qr", "svd", "svdvals"):
     case(f"linalg_{_name}", (P,), linalg=getattr(torch.linalg, _name))
 case("linalg_householder_product", (M, V), linalg=torch.linalg.householder_product)
