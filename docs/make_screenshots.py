@@ -30,11 +30,11 @@ SIZES = {"report-page.png": (1280, 860), "report-page-dark.png": (1280, 920)}
 
 
 def reported(folder: Path) -> dict[str, Any]:
-    """Runs the script, and returns its report."""
+    """Runs the script, and returns its report, with paths from the root of the project."""
     file = folder / "report.json"
     command = [sys.executable, "-m", "habana_mp", "run", "--report", file, "--detail", "lines", SCRIPT]
     subprocess.run(command, check=True, cwd=SCRIPT.parent, capture_output=True)
-    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    found: dict[str, Any] = json.loads(file.read_text("utf-8").replace(f"{DOCS.parent}/", ""))
     return found
 
 

@@ -96,20 +96,44 @@ bool is_constructing(ThreadState& state) {
   return false;
 }
 
+struct KnownFile {
+  Owned name;  // held, so that no other string gets its address
+  CodeOwner owner = CodeOwner::other;
+};
+// The functions of a file share its name, so the address of the string identifies the file.
+NeverDestroyed<std::array<KnownFile, 256>> known_files;
+
+CodeOwner owner_of_file(PyObject* code) {
+  PyObject* name = host::file_of(code);
+  KnownFile& known = (*known_files)[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files->size()];
+  if (known.name.get() != name) {
+    CodeOwner owner = CodeOwner::other;
+    if (host::is_of_file(code, known_things->through.get())) owner = CodeOwner::torch;
+    if (host::is_of_file(code, exact_files->get())) owner = CodeOwner::exact;  // a user may give a part of torch
+    known = {Owned::borrowed(name), owner};
+  }
+  return known.owner;
+}
+
 struct KnownCode {
   Owned code;  // held, so that no other code gets its address
-  CodeOwner owner = CodeOwner::other;
+  bool is_exact = false;
 };
 NeverDestroyed<std::array<KnownCode, 256>> known_codes;
 
-CodeOwner find_owner(PyObject* code) {
-  // A compiler and an exchange of code (habana_mp/patches/tools/code_exchange.py) make code with the same place.
-  for (Py_ssize_t i = 0; *exact_codes && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
-    if (host::have_same_place(code, PyTuple_GET_ITEM(exact_codes->get(), i))) return CodeOwner::exact;
+// True if the code is one of the exact code objects, or was made from one. A compiler and an exchange of code
+// (habana_mp/patches/tools/exchange.py) make code with the same place.
+bool is_exact_code_object(PyObject* code) {
+  if (!*exact_codes) return false;
+  KnownCode& known = (*known_codes)[reinterpret_cast<std::uintptr_t>(code) / 64 % known_codes->size()];
+  if (known.code.get() != code) {
+    bool is_exact = is_one_of(code, exact_codes->get());
+    for (Py_ssize_t i = 0; !is_exact && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
+      is_exact = host::have_same_place(code, PyTuple_GET_ITEM(exact_codes->get(), i));
+    }
+    known = {Owned::borrowed(code), is_exact};
   }
-  if (host::is_of_file(code, exact_files->get())) return CodeOwner::exact;  // a user may give a part of torch
-  const bool is_torchs = host::is_of_file(code, known_things->through.get()) || host::intercepts_calls(code);
-  return is_torchs ? CodeOwner::torch : CodeOwner::other;
+  return known.is_exact;
 }
 
 // True if a step of an optimizer is running.
@@ -245,9 +269,9 @@ bool caller_is_inside_of_an_operation() {
 
 CodeOwner owner_of(PyObject* code) {
   if (!*exact_files || !known_things->through) return CodeOwner::other;
-  KnownCode& known = (*known_codes)[reinterpret_cast<std::uintptr_t>(code) / 64 % known_codes->size()];
-  if (known.code.get() != code) known = {Owned::borrowed(code), find_owner(code)};
-  return known.owner;
+  if (is_exact_code_object(code)) return CodeOwner::exact;
+  const CodeOwner owner = owner_of_file(code);
+  return owner == CodeOwner::other && host::intercepts_calls(code) ? CodeOwner::torch : owner;
 }
 
 bool caller_is_exact() {
@@ -263,13 +287,14 @@ bool caller_is_exact() {
 }
 
 void set_exact_code(PyObject* files, PyObject* codes) noexcept {
+  *known_files = {};
   *known_codes = {};
   *exact_files = Owned::borrowed_or_null(files);
   *exact_codes = Owned::borrowed_or_null(codes);
 }
 
 bool pass_on_exactness(PyObject* code, PyObject* made) {
-  if (!*exact_codes || owner_of(code) != CodeOwner::exact || owner_of(made) == CodeOwner::exact) return true;
+  if (!is_exact_code_object(code) || is_exact_code_object(made)) return true;
   const Owned made_alone(PyTuple_Pack(1, made));
   Owned all(made_alone ? PySequence_Concat(exact_codes->get(), made_alone.get()) : nullptr);
   if (!all) return false;
