@@ -131,7 +131,10 @@ void keep_counts(const Target& target) {
 
 void drop_function_target(Target* target) noexcept {
   const std::unique_ptr<Target> gone(target);
-  keep_counts(*target);
+  try {
+    keep_counts(*target);
+  } catch (const std::bad_alloc&) {  // the report lacks its calls then
+  }
   std::erase(*functions, target);
   // Released last, since that may run other code.
   const Owned called = std::move(target->called);
