@@ -195,6 +195,7 @@ bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* 
   RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
   if (within_modules && of_modules == nullptr) return false;
   std::vector<const Rule*> listed;  // outside of modules
+  listed.reserve(entries.size());
   for (const CoveredObject& one : entries) {
     listed.push_back(within_modules ? intern(without_lowering(*one.listed, *one.unlisted)) : one.listed);
   }
