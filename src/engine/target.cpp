@@ -133,7 +133,7 @@ void drop_function_target(Target* target) noexcept {
   const std::unique_ptr<Target> gone(target);
   try {
     keep_counts(*target);
-  } catch (const std::bad_alloc&) {  // the report lacks its calls then
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the report lacks its calls then
   }
   std::erase(*functions, target);
   // Released last, since that may run other code.
