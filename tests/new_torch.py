@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DEVICES = ("CPU", "CUDA", "XPU")
-#: Where torch has operations for users.
+#: The modules and classes in which torch has operations for users.
 PUBLIC = ("torch", "torch.Tensor", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft")
 
 

@@ -53,15 +53,19 @@ _by_spelling: dict[str, list[str]] = {}
 
 def answer_from(rows: Iterable[Operation]) -> None:
     """Builds the lookup tables from these rows: from all of :data:`ROWS`, and possibly from more."""
-    _by_name.clear()
-    _by_spelling.clear()
+    by_name: dict[str, Operation] = {}
+    by_spelling: dict[str, list[str]] = {}
     for row in rows:
         for name in row.names.split():
-            if name in _by_name:
+            if name in by_name:
                 raise ValueError(f"there are two rows for `{name}`")
-            _by_name[name] = row
+            by_name[name] = row
             for spelling in row.spellings.split():
-                _by_spelling.setdefault(spelling, []).append(name)
+                by_spelling.setdefault(spelling, []).append(name)
+    _by_name.clear()
+    _by_name.update(by_name)
+    _by_spelling.clear()
+    _by_spelling.update(by_spelling)
     for question in (arguments_of, _meaning, gives_view, computes, names_with_rules, suggestions):
         question.cache_clear()
 

@@ -151,31 +151,31 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     verb, what = ("took", "operations' time") if main.of_time else ("had", calls)
     more = "".join(f", {'calls left alone' if one == 'unchanged' else one} {its}" for one, its in others)
     time = f", {_time(main.size)}" if main.of_time else ""
-    faster = "".join(f"; {ratio:.1f} times as fast as without casts, where both ran" for ratio in _ratios(main.rows))
     steps = sum(row.calls for row in report.rows) - main.calls
     left_out = f"; not counted: {counted(steps, 'call')} in optimizers' steps" if steps else ""
     return (
         f"{products}{'. ' if products else ''}{first} {verb} {share} of the {what}{more} "
-        f"({main.counted}{time}{left_out}{faster}){_COMPILED if is_compiled else ''}"
+        f"({main.counted}{time}{left_out}{_both_ways(main.rows)}){_COMPILED if is_compiled else ''}"
     )
 
 
-def _ratios(rows: Sequence[Row]) -> Iterator[float]:
-    """Yields how many times as fast calls were in lower precision as the same operations of the same places without
-    casts, or in float32, if some of them ran both ways."""
-    without: dict[object, list[float]] = defaultdict(lambda: [0, 0.0])
+def _both_ways(rows: Sequence[Row]) -> str:
+    """Returns how many times as fast calls were in lower precision as the same operations of the same places without
+    casts, or in float32. Returns an empty text if none ran both ways."""
 
     def key(row: Row) -> object:
         return row.operation, row.module, row.file, row.line, row.phase
 
+    calls: dict[object, int] = defaultdict(int)
+    seconds: dict[object, float] = defaultdict(float)
     for row in rows:
-        if row.seconds and (row.precision == "fp32" or _is_off(row)):
-            without[key(row)][0] += row.calls
-            without[key(row)][1] += row.seconds
-    both = [row for row in rows if row.is_lower and row.seconds and key(row) in without]
-    if both:
-        expected = (row.calls * without[key(row)][1] / without[key(row)][0] for row in both)
-        yield sum(expected) / sum(row.seconds or 0.0 for row in both)
+        if row.precision == "fp32" or _is_off(row):
+            calls[key(row)] += row.calls
+            seconds[key(row)] += row.seconds or 0
+    lower = [row for row in rows if row.is_lower and row.seconds and seconds[key(row)]]
+    expected = sum(row.calls * seconds[key(row)] / calls[key(row)] for row in lower)
+    took = sum(row.seconds or 0 for row in lower)
+    return f"; {expected / took:.1f} times as fast as without casts, where both ran" if lower else ""
 
 
 def _of_products(report: Records) -> str:

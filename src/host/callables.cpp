@@ -36,7 +36,7 @@ PyCFunction as_definition(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
-// Returns what CPython stores in the slot of a sample of ours that has this kind. Throws std::bad_alloc when memory
+// Returns what CPython stores in the slot of a sample of this kind. Throws std::bad_alloc when memory
 // runs out. The samples are defined in this file because scripts replace builtins such as `print`.
 vectorcallfunc expected_slot(CallableKind kind) {
   static PyMethodDef of_array = {"sample", as_definition(&answer_none_to_array), METH_FASTCALL | METH_KEYWORDS,

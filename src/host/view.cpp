@@ -44,7 +44,7 @@ Functions functions;
 
 constexpr std::int32_t cpu = 0;
 
-// Returns the type of a tensor's values. Types that are never cast are told apart from the others only.
+// Returns the type of a tensor's values. It only tells types that are never cast from the others.
 DLDataType type_of(PyObject* tensor) noexcept {
   constexpr std::uint16_t float64 = 7;  // c10::ScalarType
   const Kind kind = kind_of_tensor(tensor);

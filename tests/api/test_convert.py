@@ -53,7 +53,7 @@ def test_o1_follows_the_default_lists() -> None:
     assert torch.exp(MATRIX.bfloat16()).dtype is BF16
 
 
-#: Of the cases, those whose operation O2 lowers. What only moves values has the precision of its input.
+#: The cases whose operation O2 lowers. Operations that only move values have the precision of their input.
 O2_LOWER = {
     *("mm", "bmm", "mv", "dot", "matmul", "__matmul__", "addmm", "addbmm", "baddbmm", "_grouped_mm", "linear"),
     *("chain_matmul", "multi_dot", "linalg_multi_dot", "einsum", "tensordot", "inner", "gather"),

@@ -153,7 +153,7 @@ def shell(command: str, folder: Path) -> str:
         printed = subprocess.run(
             command, shell=True, cwd=folder, text=True, env=environment, check=False, **streams
         ).stdout
-    # Whether this processor is told to be slower depends on it.
+    # It decides whether this processor is said to be slower.
     return "".join(line for line in printed.splitlines(keepends=True) if "times as long" not in line)
 
 

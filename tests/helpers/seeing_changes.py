@@ -22,7 +22,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
-#: Of tests whose results are those of casts by hand, to the bit, whatever torch warns of.
+#: Marks of tests that compare results with those of casts by hand, bit for bit, whatever torch warns of.
 as_by_hand_marks = [
     pytest.mark.usefixtures("one_thread", "alike"),
     pytest.mark.filterwarnings(

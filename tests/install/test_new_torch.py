@@ -1,4 +1,4 @@
-"""What ``make new-torch`` finds of a release of torch."""
+"""``make new-torch`` finds what a release of torch changes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class WhenImported(Patch):
         self._is_waiting = False
         #: The modules that were found, by their names.
         self._modules: dict[str, types.ModuleType] = {}
-        #: What :meth:`do` exchanges.
+        #: :meth:`do` exchanges code and attributes by this.
         self.exchanged = Exchanged()
 
     def means(self, name: str) -> bool:
