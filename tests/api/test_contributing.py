@@ -61,7 +61,7 @@ def test_the_option_of_the_page_is_a_parameter_with_its_check_and_its_text(optio
     assert inspect.signature(convert).parameters["rounds_up"].default is False
     assert "rounds_up: Rounds numbers up." in (convert.__doc__ or "")
     convert("o2", rounds_up=True)
-    assert [(one.opt_level, one.rounds_up) for one in given] == [("O2", True)]  # type: ignore[attr-defined]
+    assert [(one.opt_level, one.rounds_up) for one in given] == [("O2", True)]  # type: ignore[attr-defined]  # new here
     with pytest.raises(ValueError, match="`rounds_up` must be True or False; got 1"):
         convert(rounds_up=1)
 

@@ -1,4 +1,4 @@
-"""Small scripts in which one line is odd, marked with ``# <- odd``, and what the report tells of it.
+"""Small scripts with one odd line each, marked `# <- odd`, and what the report says of it.
 
 Each script is a function that returns a step. Those with no such line have a report without a finding.
 """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +14,6 @@ from habana_mp.gaudi.patches.compile import compile_backward
 from .. import hpu as hpu
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
-_T = TypeVar("_T")
 
 _BUILT = (
     "kernels of your own for Gaudi are built with its {}, and no other device can run them. Write the operation with "
@@ -93,28 +90,3 @@ def detect_recompilation_auto_model(model: _Module, *_: Any, **__: Any) -> _Modu
 
 def _analyse_dynamicity(*_: Any, **__: Any) -> None:
     print("habana_mp's stand-in for Gaudi compiles no graphs, so no module was compiled again")
-
-
-def data_dynamicity(batches: Iterable[Any], *_: Any, **__: Any) -> Counter[Any]:
-    """Prints how many batches have the same shapes. Returns the number of batches by their shapes."""
-    shapes = Counter(_shapes_of(batch) for batch in batches)
-    print(f"Number of unique shapes: {len(shapes)}, in {shapes.total()} batches")
-    for shape, count in shapes.most_common(5):
-        print(f"{count:8} {shape}")
-    return shapes
-
-
-def const_shape_dataloader(batches: _T, *_: Any, **__: Any) -> _T:
-    """Returns the loader unchanged. On Gaudi it repeats one batch, to measure a training without recompilations."""
-    return batches
-
-
-def _shapes_of(value: Any) -> Any:
-    """Returns the shapes of the tensors in a batch; for anything else its type."""
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape)
-    if isinstance(value, dict):
-        return tuple((name, _shapes_of(one)) for name, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_shapes_of, value))
-    return type(value).__name__

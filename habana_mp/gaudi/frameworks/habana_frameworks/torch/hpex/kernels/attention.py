@@ -13,9 +13,6 @@ from habana_mp import hmp
 
 __all__ = ["FusedSDPA"]
 
-#: True if torch's function takes keys and values with fewer heads.
-_SHARES_HEADS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
-
 
 class FusedSDPA:
     """``FusedSDPA.apply(...)``: :func:`torch.nn.functional.scaled_dot_product_attention`.
@@ -67,17 +64,12 @@ class FusedSDPA:
         allowed = _allowed(query, key, is_causal, valid_seq_len, seq_padding_type, window_size)
         if return_attn_probs or sink is not None:
             return _in_parts(query, key, value, attn_mask, allowed, dropout_p, scale, sink, return_attn_probs)
-        options: dict[str, Any] = {}
-        if query.shape[-3] != key.shape[-3]:
-            if _SHARES_HEADS:
-                options["enable_gqa"] = True
-            else:
-                key, value = _repeated(query, key), _repeated(query, value)
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[-3] != key.shape[-3]}
         only_causal = is_causal and attn_mask is None and valid_seq_len is None and window_size == (-1, -1)
         if only_causal:
-            return F.scaled_dot_product_attention(query, key, value, None, dropout_p, True, scale=scale, **options)
+            return F.scaled_dot_product_attention(query, key, value, None, dropout_p, True, **options)
         mask = _joined(query, attn_mask, allowed)
-        result = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, False, scale=scale, **options)
+        result = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, False, **options)
         # Torch's releases return zeros or NaN for a query without a key, also in the gradients.
         return result if allowed is None else result.masked_fill(~allowed.any(-1, keepdim=True), 0)
 
