@@ -1,12 +1,12 @@
 """Changes single conditions and constants of the core, and reports which changes no test notices.
 
-    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--match TEXT] [--again] [--list]
+    python tests/mutants.py [rules] [weights] [host] [engine] [--only I/N] [--match TEXT] [--again] [--list]
 
-Without arguments all three: every mutant of ``src/rules``, against its test in C++; a sample of ``src/weights`` and of
-``src/host``, the same one each time, against the tests in ``TESTS``. Each mutant is built in a folder of its part in
-build/mutants and tested there, so parts can be tested at the same time; what is installed is not touched. results.json
-there stores each result. It is valid while the changed file has no other change, even if the tests change; ``--again``
-ignores it. So a run that was stopped goes on.
+Without arguments all four: every mutant of ``src/rules``, against its test in C++; a sample of ``src/weights``,
+``src/host`` and ``src/engine``, the same one each time, against the tests in ``TESTS``. Each mutant is built in a
+folder of its part in build/mutants and tested there, so parts can be tested at the same time; what is installed is not
+touched. results.json there stores each result. It is valid while the changed file has no other change, even if the
+tests change; ``--again`` ignores it. So a run that was stopped goes on.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
 status is 1 if one has neither, and if such a line is about a mutant that a test notices or that does not exist.
@@ -61,6 +61,7 @@ TESTS = {
         "tests/kernels/test_kernels_in_processes.py",
         "tests/trust/test_forks.py",
     ],
+    "engine": ["tests/rules", "tests/regions", "tests/steering", "tests/with_torch"],
 }
 #: Not run: this test builds the core of the checkout, which has no mutant.
 LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
@@ -325,7 +326,7 @@ def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help="rules, weights, host; without one all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="rules, weights, host, engine; without one all")
     parser.add_argument(
         "--only", default="0/1", metavar="I/N", help="every Nth mutant, from number I on; the first is 0"
     )
@@ -333,9 +334,9 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="test again what has a result")
     parser.add_argument("--list", action="store_true", help="show the mutants, test none")
     options = parser.parse_args()
-    parts = options.parts or ["rules", "weights", "host"]
+    parts = options.parts or ["rules", *TESTS]
     if unknown := set(parts) - {"rules", *TESTS}:
-        parser.error(f"parts are rules, weights and host; got {', '.join(sorted(unknown))}")
+        parser.error(f"parts are rules, {', '.join(TESTS)}; got {', '.join(sorted(unknown))}")
     if not (found := re.fullmatch(r"(\d+)/(\d+)", options.only)) or int(found[1]) >= int(found[2]):
         parser.error(f"--only must be I/N with numbers, I less than N; got {options.only!r}")
     explained = explanations()

@@ -337,6 +337,12 @@ void check_ladder() {
   CHECK(next(rule, {.step = Try::as_written}) == Try::in_precision_of_state);
   CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up);
   CHECK(next(rule, {.step = Try::give_up}) == Try::give_up);
+  // The caller sees an error that is no refusal, or else that of the call as it is written.
+  const Failure changed{.step = Try::in_float32};
+  const Failure unchanged{.changed_anything = false};
+  const Failure written{.step = Try::as_written};
+  CHECK(tells_more(changed, false, true) && !tells_more(changed, true, true) && !tells_more(changed, false, false));
+  CHECK(tells_more(written, true, true) && tells_more(unchanged, true, true) && !tells_more(written, true, false));
   CHECK(next_try_of_plain(rule, true, facts) == Try::in_float32);
   CHECK(next_try_of_plain(rule, false, facts) == Try::give_up);
   CHECK(next_try_of_plain(in_place, true, facts) == Try::give_up);
