@@ -17,7 +17,7 @@ using host::TappedMethod;
 
 namespace {
 
-// One tapped method for each of these. The names are those of the rows in `tapped_methods`.
+// The methods of `tapped_methods`, and the two of `tap_view_and_numpy`.
 TappedMethod untyped_storage, data_ptr, const_data_ptr, storage_data_ptr, apply, map, map2, set, resize, resize_as,
     unsafe_chunk, unsafe_split, unsafe_split_with_sizes, lazy_clone, view, numpy;
 host::TappedPointer<getter> data;
@@ -84,7 +84,7 @@ PyObject* mapping_stub(PyObject* self, PyObject* arguments, PyObject* keywords) 
 
 // Tensor.set_ may take the memory of another tensor without its version counter.
 PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  arguments_escape(&self, 1);
+  tensor_escapes(self);
   arguments_escape(PySequence_Fast_ITEMS(arguments), PyTuple_GET_SIZE(arguments));
   if (keywords != nullptr) arguments_escape(&keywords, 1);
   PyObject* result = set.call(self, arguments, keywords);
@@ -94,6 +94,7 @@ PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 
 // In inference mode Tensor.view(dtype) makes a tensor that does not share the version counter.
 PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  // Any keyword may be `dtype=`.
   const bool to_dtype =
       PyTuple_GET_SIZE(arguments) == 1 ? host::is_dtype(PyTuple_GET_ITEM(arguments, 0)) : keywords != nullptr;
   if (to_dtype) tensor_escapes(self);
@@ -208,16 +209,16 @@ namespace {
 bool holds_no_tensor(PyTypeObject* type) noexcept {
   const std::string_view name(type->tp_name);
   if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) != 0) {
-    static constexpr std::array harmless = {"ScriptFunction", "ScriptMethod", "_DispatchOperatorHandle", "DispatchKey",
-                                            "DispatchKeySet"};
-    return std::any_of(harmless.begin(), harmless.end(), [&](const char* end) { return name.ends_with(end); });
+    static constexpr std::array<std::string_view, 4> harmless = {"ScriptFunction", "_DispatchOperatorHandle",
+                                                                 "DispatchKey", "DispatchKeySet"};
+    return std::ranges::find(harmless, name.substr(name.rfind('.') + 1)) != harmless.end();
   }
   return type == Py_TYPE(Py_None) || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type ||
          type == &PyComplex_Type || type == &PyUnicode_Type || type == &PyBytes_Type || name.starts_with("torch.");
 }
 
 // Reads lists, tuples and dicts directly, since iterating could run user code. Anything else that may hold a tensor,
-// such as an object of a scripted class, may hold any weight.
+// such as a scripted module's method or an object of a scripted class, may hold any weight.
 void argument_escapes(PyObject* value, int depth) noexcept {
   constexpr int deepest = 16;
   const bool is_searched = depth < deepest;

@@ -85,6 +85,15 @@ def _scripted_of_object(holder: Holder) -> torch.Tensor:
     return holder.held.data
 
 
+class Module(torch.nn.Module):
+    def __init__(self, held: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self) -> torch.Tensor:
+        return self.held.data
+
+
 def _sparse(w: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.arange(SIZE)[None], w, (SIZE, SIZE), is_coalesced=True)
 
@@ -110,6 +119,7 @@ ALIASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         torch.jit.script([w])
     ),
     "data in a script that gets an object": lambda w: torch.jit.script(_scripted_of_object)(_HOLDER(w)),
+    "data in a scripted module": lambda w: torch.jit.script(Module(w))(),
 }
 
 
