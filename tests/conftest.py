@@ -22,6 +22,7 @@ import torch
 
 from habana_mp import HmpWarning, _core, hmp
 from helpers.lists import Converter, write_list
+from helpers.ranks import ranks
 from helpers.state_of_torch import assert_torch_is_restored, modes_of_thread
 
 # Inductor finds what it has generated again by a key that does not tell how wide the vectors were, and compiles it for
@@ -51,6 +52,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+    # One pair of processes serves all tests of a folder.
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        ranks.stop()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -119,3 +123,19 @@ def counted() -> Iterator[None]:
     hmp.reset_report()
     yield
     hmp.reset_report()
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    """A group of torch.distributed of one process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    state = importlib.import_module("accelerate.state").AcceleratorState
+    state._reset_state(reset_partial_state=True)
+    yield
+    state._reset_state(reset_partial_state=True)

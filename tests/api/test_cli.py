@@ -40,21 +40,6 @@ def test_names_that_nothing_can_be_cast_for_are_told(tmp_path: Path, capsys: pyt
     assert [line.split("`")[1] for line in told] == ["relu_", "__setitem__", "zeros", "randn"]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("torch.Linear", "Linear"),
-        ("nn.LayerNrom", "layer_norm"),
-        ("conv", "conv1d"),
-        ("to", ""),
-    ],
-)
-def test_what_was_meant_is_suggested(name: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lists", "check", write_list(tmp_path / "a.txt", [name])]) == 1
-    out = capsys.readouterr().out
-    assert f"did you mean `{meant}`?" in out if meant else "did you mean" not in out
-
-
 def test_a_list_of_a_preset_is_a_list_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lists", "hmp-default", "--only", "fp32"]) == 0
     (tmp_path / "own.txt").write_text(capsys.readouterr().out)

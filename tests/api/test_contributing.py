@@ -171,10 +171,3 @@ def test_the_functions_of_the_page_run_in_float32_and_others_are_lowered() -> No
     assert search.other(x).dtype is torch.bfloat16
     hmp.restore()
     assert search.minimize.__code__.co_filename == search.__file__
-
-
-@pytest.mark.usefixtures("library_of_the_page")
-def test_the_library_may_be_imported_after_convert() -> None:
-    hmp.convert(preset="recommended", within="everywhere")
-    search = importlib.import_module("minimizers.search")
-    assert search.LineSearch().step(torch.ones(2, 2)).dtype is torch.float32

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habana_mp import ListError, hmp
+from habana_mp import hmp
 from helpers.cases import CASES, Case
 from helpers.comparing import tensors
 from helpers.each import each
@@ -41,16 +41,6 @@ def test_an_unknown_level_is_refused_with_the_names_of_all(level: object) -> Non
         assert known in str(caught.value)
     assert repr(level) in str(caught.value)
     assert_torch_is_restored()
-
-
-def test_o1_follows_the_default_lists() -> None:
-    hmp.convert("O1")
-    for operation in (torch.mm, torch.matmul, F.linear, torch.mul):
-        assert operation(MATRIX, MATRIX).dtype is BF16
-    for operation in (torch.log, torch.log2):
-        assert operation(MATRIX.bfloat16()).dtype is FP32
-    assert torch.exp(MATRIX).dtype is FP32
-    assert torch.exp(MATRIX.bfloat16()).dtype is BF16
 
 
 #: The cases whose operation O2 lowers. Operations that only move values have the precision of their input.
@@ -93,12 +83,6 @@ def test_only_the_two_lower_precisions_are_taken(dtype: object) -> None:
     assert_torch_is_restored()
 
 
-def test_float16_is_the_lower_precision_when_asked_for() -> None:
-    hmp.convert(dtype=FP16)
-    assert torch.mm(MATRIX, MATRIX).dtype is FP16
-    assert F.softmax(MATRIX.half(), -1).dtype is FP32
-
-
 @each(
     "spelling, meant",
     [
@@ -138,12 +122,6 @@ def test_a_model_is_refused_with_what_would_be_right(arguments: Any, options: An
     assert "`hmp.convert(within=model)`" in message
     assert message.endswith(f"; got {got}")
     assert_torch_is_restored()
-
-
-@pytest.mark.parametrize("path", [3, ["a.txt"], True])
-def test_a_path_that_is_none_is_refused(path: Any) -> None:
-    with pytest.raises(ListError, match="`bf16_file_path` must be the path of a list file; got "):
-        hmp.convert("O1", path)
 
 
 @pytest.mark.parametrize("given", [0, 1, None])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 
 from habana_mp import hmp
 from helpers.lists import Converter
-from helpers.probes import is_cast
-
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-BF16, FP32 = torch.bfloat16, torch.float32
+from helpers.probes import BF16, M, is_cast
+from helpers.processes import in_threads
 
 
 @pytest.fixture
@@ -50,9 +47,7 @@ def test_a_generator_that_ends_early_or_in_another_thread_leaves_only_its_own_bl
         assert not is_cast()
     assert is_cast()
     kept = [waiting()]
-    thread = threading.Thread(target=lambda: next(kept[0]))
-    thread.start()
-    thread.join()
+    in_threads(lambda _: next(kept[0]), 1)
     with pytest.raises(RuntimeError, match="not entered in this thread"):
         kept.pop().close()
     assert is_cast()

@@ -11,11 +11,7 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from helpers.each import each
 from helpers.lists import Converter
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous()
-X = torch.linspace(-1, 1, 64).reshape(8, 8)
+from helpers.probes import BF16, FP16, FP32, M, N, X
 
 pytestmark = pytest.mark.usefixtures("counted")
 

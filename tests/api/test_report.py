@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
 import torch
 
 from habana_mp import Report, Row, hmp
 from helpers.lists import Converter
-from helpers.probes import rows_of_report
+from helpers.probes import M, N, rows_of_report
 from helpers.processes import in_threads
-
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous()
-
 
 pytestmark = pytest.mark.usefixtures("counted")
 
@@ -133,18 +128,6 @@ def test_the_table_has_a_line_for_each_row_and_sums() -> None:
     assert second.split() == ["softmax", "fp32", "widest", "input", "10", "0", "0.000"]
     assert total.split() == ["total", "1244", "2468", "1.500"]
     assert len({len(line) for line in lines.splitlines()}) == 1
-
-
-def test_the_rows_are_plain_data_on_demand(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    torch.mm(M, N)
-    report = hmp.report(show=False)
-    (row,) = json.loads(json.dumps(report.as_dicts()))
-    counted = {"operation": "mm", "precision": "bf16", "reason": "list", "calls": 1, "casts": 2, "bytes": 64}
-    assert row.items() >= counted.items()
-    assert {row[name] for name in ("module", "file", "line", "function", "seconds", "cast_seconds")} == {None}
-    assert len(report) == 1
-    assert sum(row.calls for row in report) == 1
 
 
 def test_calls_of_many_threads_are_all_counted(converted: Converter) -> None:

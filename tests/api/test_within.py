@@ -25,6 +25,7 @@ from helpers.comparing import assert_same, tensors
 from helpers.compiling import BACKENDS
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.models import Calls
 
 BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
@@ -42,17 +43,6 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) @ x.t()
-
-
-class Calls(nn.Module):
-    """Whatever it is given."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def dtypes(value: Any) -> list[torch.dtype]:

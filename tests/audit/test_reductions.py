@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,17 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 from habana_mp.common import ledger
-from helpers.ranks import on_two_ranks, ranks
+from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import batch, mesh, network
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Policy = fsdp.MixedPrecisionPolicy
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ranks_end() -> Iterator[None]:
-    yield
-    ranks.stop()
 
 
 def parallel(hook: Any = None, dtype: torch.dtype = FP32) -> nn.Module:

@@ -59,6 +59,8 @@ def nested(x: torch.Tensor) -> list[torch.Tensor]:
                 results.append(torch.mm(x, x))
         with hmp.autocast("cpu", enabled=False):
             results.append(torch.mm(x, x))
+            with hmp.autocast("cpu", FP16):
+                results.append(torch.mm(x, x))
         results.append(torch.mm(x, x))
     return [*results, torch.mm(x, x)]
 
@@ -72,7 +74,7 @@ def test_regions_inside_of_compiled_code_are_traced_whole(under: str) -> None:
     with hmp.autocast("cpu", FP16) if under == "a region" else contextlib.nullcontext():
         eager = nested(X)
         compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)(X)
-    expected = [outside, BF16, FP16, FP32, BF16, FP32, FP32, BF16, FP32, BF16, outside]
+    expected = [outside, BF16, FP16, FP32, BF16, FP32, FP32, BF16, FP32, FP16, BF16, outside]
     assert [one.dtype for one in eager] == expected
     assert_same(compiled, eager)
 

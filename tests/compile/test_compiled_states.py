@@ -13,11 +13,8 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiled_functions import FUNCTIONS, M, N
-from helpers.compiling import BACKENDS
-
-BF16, FP32 = torch.bfloat16, torch.float32
-X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-Y = X.t().contiguous() * 0.7
+from helpers.models import Calls
+from helpers.probes import BF16, FP32
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
 
@@ -183,24 +180,6 @@ def test_a_graph_break_changes_nothing(name: str) -> None:
     assert breaks(function, M, N) == plain
 
 
-def product_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, y)
-
-
-# ---- torch.compile -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_graph_compiled_before_convert_obeys_and_stops_obeying(backend: str) -> None:
-    compiled = torch.compile(product_only, backend=backend, fullgraph=True)
-    assert compiled(X, Y).dtype is FP32
-    for _ in range(2):
-        hmp.convert()
-        assert compiled(X, Y).dtype is BF16
-        hmp.restore()
-        assert compiled(X, Y).dtype is FP32
-
-
 OFF: dict[str, Callable[[], Any]] = {
     "disable_casts": hmp.disable_casts,
     "torch.autocast": lambda: torch.autocast("cpu", enabled=False),
@@ -219,22 +198,18 @@ OPTIONS: list[dict[str, Any]] = [
 def test_rules_of_modules_lower_nothing_where_casts_are_off(how: str, options: dict[str, Any]) -> None:
     """Each module's call is a region of the graph. It leaves casts off, and a region of the user turns them on."""
 
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        with OFF[how]():
+            results = [first(x), second(x)]
+            with hmp.autocast("cpu"):
+                results.append(second(x))
+        return [*results, first(x)]
 
-        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-            with OFF[how]():
-                results = [self.first(x), self.second(x)]
-                with hmp.autocast("cpu"):
-                    results.append(self.second(x))
-            return [*results, self.first(x)]
-
-    model = Net()
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    model = Calls(run, first=first, second=second)
     hmp.convert(**options)
     compiled = torch.compile(model, backend="eager")
-    assert [one.dtype for one in model(X)] == [one.dtype for one in compiled(X)] == [FP32, FP32, BF16, BF16]
+    assert [one.dtype for one in model(M)] == [one.dtype for one in compiled(M)] == [FP32, FP32, BF16, BF16]
     with OFF[how]():
-        expected = [one.dtype for one in model(X)]
-        assert [one.dtype for one in compiled(X)] == expected == [FP32, FP32, BF16, FP32]
+        expected = [one.dtype for one in model(M)]
+        assert [one.dtype for one in compiled(M)] == expected == [FP32, FP32, BF16, FP32]

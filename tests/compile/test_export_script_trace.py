@@ -60,17 +60,6 @@ def test_an_export_that_fails_inside_of_a_region_leaves_it() -> None:
         assert torch.mm(M, N).dtype is BF16
 
 
-def test_a_program_exported_without_casts_has_none() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    expected = model(N)
-    hmp.convert()
-    with hmp.disable_casts():
-        program = torch.export.export(model, (M,))
-    assert "bfloat16" not in str(program.graph)
-    hmp.restore()
-    assert_same(program.module()(N), expected)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_script_is_not_covered_and_gives_the_same_before_and_after() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -177,14 +177,6 @@ def test_a_healthy_compiled_model_has_no_finding() -> None:
     assert found.headline.endswith("Compiled code deviates from eager code by no more than is allowed.")
 
 
-def test_with_the_bits_of_eager_code_there_is_no_finding() -> None:
-    _, step = made(Healthy, "aot_eager")
-    convert()
-    found = hmp.diagnose(step)
-    assert found.healthy, found
-    assert max(found.compiled_excess.values()) < 0.1
-
-
 @needs_compiler
 @pytest.mark.parametrize("is_planted", [True, False])
 def test_a_step_may_be_partly_compiled(is_planted: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -22,15 +21,9 @@ from habana_mp import hmp
 from habana_mp.frameworks.common import write_report
 from helpers.how_to import PAGES, SCRIPTS, changes, copied, original, run, script, shown_report, weights_in
 from helpers.processes import in_threads
-from helpers.ranks import on_two_ranks, ranks
+from helpers.ranks import on_two_ranks
 
 pytestmark = [pytest.mark.usefixtures("quiet_libraries", "one_thread", "counted")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ranks_end() -> Iterator[None]:
-    yield
-    ranks.stop()
 
 
 def losses_of(found: dict[str, Any]) -> list[float]:

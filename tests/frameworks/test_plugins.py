@@ -12,14 +12,12 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from ignite.engine import create_supervised_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -37,13 +35,6 @@ from helpers.training import loader, network
 BF16, FP32 = torch.bfloat16, torch.float32
 
 pytestmark = [pytest.mark.usefixtures("quiet_libraries", "counted")]
-
-
-@pytest.fixture
-def fresh_accelerate() -> Iterator[None]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def texts_of_tensorboard(folder: Path) -> list[str]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from helpers.models import Calls
 
 Step = Callable[[], object]
 
@@ -73,112 +73,6 @@ def attention_follows_its_query() -> Step:
     return lambda: attention(torch.randn(2, 16, 32)).sum().backward()
 
 
-@_tells("gives what a module keeps from step to step in bf16", preset="recommended")
-def average_carried() -> Step:
-    class Covariance(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.average: Any = None
-            self.layer = nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.layer(x)
-            product = x.t() @ x
-            if self.average is None:
-                self.average = product.new_zeros(product.shape)
-            average = self.average.lerp(product, 0.1)  # <- odd
-            self.average = average.detach()
-            return average.float().square().sum()
-
-    model = Covariance()
-    return lambda: model(torch.randn(64, 16)).backward()
-
-
-@_tells("keeps an average in bf16, where small changes get lost", steps=20)
-def average_in_a_variable() -> Step:
-    layer, average = nn.Linear(32, 8), torch.zeros(8)
-
-    def step() -> None:
-        nonlocal average
-        result = layer(torch.randn(64, 32)).float()
-        result.square().mean().backward()
-        average = 0.999 * average + 0.001 * result.detach().mean(0)  # <- odd
-
-    return step
-
-
-@_tells("% of that is matmul")
-def casts_of_one_line() -> Step:
-    layer, table = nn.Linear(64, 64), torch.randn(20_000, 64)
-
-    @torch.no_grad()
-    def step() -> None:
-        query = layer(torch.randn(1, 64))
-        scores = query @ table.T  # <- odd
-        scores.argmax()
-
-    return step
-
-
-@_tells("(Model.second) is left alone under disable_casts")
-def disabled_block() -> Step:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = torch.relu(self.first(x))
-            with hmp.disable_casts():
-                x = self.second(x.float())  # <- odd
-            return self.third(torch.relu(x))
-
-    model = Model()
-    return lambda: F.cross_entropy(model(torch.randn(32, 64)), torch.arange(32) % 10).backward()
-
-
-@_tells("leaves little of matmul", preset="recommended")
-def distances_of_a_lowered_product() -> Step:
-    class Quantiser(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.codes = nn.Parameter(8 + torch.randn(64, 16))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            squares = (x * x).sum(1, keepdim=True), (self.codes * self.codes).sum(1)
-            distances = squares[0] - 2 * (x @ self.codes.t()) + squares[1]  # <- odd
-            return distances.argmin(1)
-
-    model = Quantiser()
-    return lambda: model(model.codes.detach()[torch.randint(0, 64, (128,))] + 0.1 * torch.randn(128, 16))
-
-
-@_tells("an input is float64")
-def float64_slips_in() -> Step:
-    layer, mixing = nn.Linear(8, 8), torch.from_numpy(numpy.linspace(0.0, 1.0, 64).reshape(8, 8))
-
-    def step() -> None:
-        x = layer(torch.randn(32, 8))
-        x.double().matmul(mixing).sum().backward()  # <- odd
-
-    return step
-
-
-@_tells("is given whole numbers up to ")
-def index_in_lower_precision() -> Step:
-    class Bins(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bins, self.layer = nn.Embedding(1001, 16), nn.Linear(16, 16)
-
-        def forward(self, share: torch.Tensor) -> torch.Tensor:
-            place = torch.floor(share * 1000)
-            return self.layer(self.bins(place.long()))  # <- odd
-
-    model = Bins()
-    return lambda: model(torch.rand(64)).float().sum().backward()
-
-
 @_tells("is a loss, and runs in bf16")
 def loss_in_a_function() -> Step:
     class Doubled(torch.autograd.Function):
@@ -194,41 +88,6 @@ def loss_in_a_function() -> Step:
 
     layer = nn.Linear(32, 8)
     return lambda: Doubled.apply(layer(torch.randn(512, 32)), torch.randn(512, 8)).backward()
-
-
-@_tells("runs in float32: no kernel for the lower precision")
-def no_kernel() -> Step:
-    class Mixer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = torch.relu(self.inner(x))
-            x = torch.fft.fft2(x).real  # <- odd
-            return self.outer(x)
-
-    mixer = Mixer()
-    return lambda: mixer(torch.randn(8, 16, 64)).sum().backward()
-
-
-@_tells("rounds whole numbers up to 9")
-def positions_times_frequencies() -> Step:
-    class TimeEmbedding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("frequencies", torch.logspace(0, -4, 16))
-            self.layer = nn.Linear(32, 32)
-
-        def forward(self, steps: torch.Tensor) -> torch.Tensor:
-            angles = steps[:, None].float() * self.frequencies  # <- odd
-            with hmp.disable_casts():
-                angles = angles.float()
-                embedding = torch.cat([angles.sin(), angles.cos()], -1)
-            return self.layer(embedding)
-
-    embed = TimeEmbedding()
-    return lambda: embed(torch.randint(0, 1000, (64,))).float().sum().backward()
 
 
 @_tells("gives probabilities in bf16 to log at ")
@@ -261,32 +120,15 @@ def product_in_a_backward() -> Step:
 
 @_tells("between matmul and matmul in bf16", steps=40)
 def softmax_between_products() -> Step:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key, self.value = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+    query, key, value = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scores = self.query(x) @ self.key(x).transpose(-2, -1)
-            weights = scores.softmax(-1)  # <- odd
-            return weights @ self.value(x)
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        scores = query(x) @ key(x).transpose(-2, -1)
+        weights = scores.softmax(-1)  # <- odd
+        return weights @ value(x)
 
-    attention = Attention()
+    attention = Calls(attend, query=query, key=key, value=value)
     return lambda: attention(torch.randn(4, 64, 32)).sum().backward()
-
-
-@_tells("casts a weight in each call, since no cast is cached: NumPy or DLPack may have its memory")
-def weight_in_numpy() -> Step:
-    layer, head = nn.Linear(64, 64), nn.Linear(64, 10)
-    watched = layer.weight.detach().numpy()
-
-    @torch.no_grad()
-    def step() -> None:
-        x = torch.relu(layer(torch.randn(32, 64)))  # <- odd
-        head(x)
-        abs(watched).max()
-
-    return step
 
 
 @_tells("something computes it or writes to it", steps=20)

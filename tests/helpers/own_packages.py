@@ -33,9 +33,6 @@ _FILES = {
         def by_generator(x, y):
             return next(one @ y for one in [x])
 
-        def of_layer(layer, x):
-            return layer(x)
-
         def through_torch(x):
             return torch.distributions.Normal(x, torch.ones_like(x)).log_prob(x)
 

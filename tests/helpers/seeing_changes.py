@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -102,9 +103,19 @@ def assert_seen(
     assert in_part or not torch.equal(now, before)
 
 
-def assert_seen_in_all_modes(way: str, make: Callable[[], nn.Linear] = layer, **options: Any) -> None:
-    for mode in MODES:
+def assert_seen_in_all_modes(
+    way: str,
+    make: Callable[[], nn.Linear] = layer,
+    *,
+    befores: Iterable[int] = (0,),
+    modes: Iterable[str] = MODES,
+    **options: Any,
+) -> None:
+    """Prepares the change after so many uses of a new layer."""
+    for before, mode in itertools.product(befores, modes):
         of = make()
+        for _ in range(before):
+            used(of, mode, options.get("use"))
         change = WAYS[way](of)
         for n in orders_of(way):
             assert_seen(of, change, mode, n, **options)

@@ -14,12 +14,9 @@ import torch.nn.functional as F
 
 from habana_mp import _core, hmp
 from helpers.lists import Converter
+from helpers.probes import BF16, FP32, M, N
 from helpers.processes import run_script
 from helpers.state_of_torch import assert_torch_is_restored
-
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous()
 
 
 def test_calls_in_other_threads_survive_converting_and_restoring(converted: Converter) -> None:

@@ -19,10 +19,8 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from habana_mp.ops import products
 from helpers.lists import Converter
+from helpers.probes import BF16, FP32, M, N
 
-BF16, FP32 = torch.bfloat16, torch.float32
-M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-N = M.t().contiguous()
 SPACES: dict[str, Any] = {
     "torch": torch,
     "torch._C._VariableFunctions": torch._C._VariableFunctions,  # an instance, whose methods are made anew each time

@@ -15,6 +15,7 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.models import Calls
 from helpers.own_packages import own_package
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -38,6 +39,10 @@ def compiled(function: Any, backend: str = "eager", **options: Any) -> Any:
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x @ y
+
+
+def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return product(x, x), x @ x
 
 
 def dtypes(results: Any) -> list[torch.dtype]:
@@ -91,7 +96,7 @@ def test_generators_and_code_of_torch_that_computes_for_its_caller(own: Import) 
     arithmetic = own("arithmetic")
     hmp.convert(exact=["ownpack"])
     assert compiled(arithmetic.by_generator)(FULL, FULL).dtype is FP32
-    assert compiled(arithmetic.through_torch)(FULL).dtype is FP32
+    assert arithmetic.through_torch(FULL).dtype is compiled(arithmetic.through_torch)(FULL).dtype is FP32
 
 
 def test_only_what_a_list_would_lower_gets_a_region(own: Import) -> None:
@@ -110,20 +115,8 @@ def test_only_what_a_list_would_lower_gets_a_region(own: Import) -> None:
 
 
 def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return product(x, x), x @ x
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Model()
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            result: tuple[torch.Tensor, torch.Tensor] = self.inner(x)
-            return result
-
-    model = Outer()
+    inner = Calls(both)
+    model = Calls(lambda x: inner(x), inner=inner)
     for options in ({"within": "modules"}, {"rules": {"matmul @ inner": "fp16"}}):
         hmp.convert(exact=[product], **options)  # type: ignore[arg-type]  # options of several types
         assert dtypes(compiled(model)(FULL)) == dtypes(model(FULL))
@@ -134,10 +127,6 @@ def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
 
 
 def test_an_exported_program_runs_it_exactly() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return product(x, x), x @ x
-
     hmp.convert(exact=[product])
-    program = torch.export.export(Model(), (FULL,)).module()
+    program = torch.export.export(Calls(both), (FULL,)).module()
     assert dtypes(program(FULL)) == [FP32, BF16]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
 from helpers.each import each
+from helpers.models import Calls
 from helpers.own_packages import own_package
+from helpers.processes import in_threads
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FULL = torch.eye(4)
@@ -167,14 +168,6 @@ def test_a_part_of_torch_may_be_given() -> None:
 # ---- what it means ---------------------------------------------------------------------------------------------------
 
 
-def test_what_it_calls_is_lowered(own: Import) -> None:
-    hmp.convert(exact=["ownpack"])
-    arithmetic = own("arithmetic")
-    assert arithmetic.of_layer(nn.Linear(4, 4), FULL).dtype is BF16
-    assert arithmetic.of_layer(lambda x: x @ x, FULL).dtype is BF16
-    assert arithmetic.through_torch(FULL).dtype is FP32
-
-
 def test_it_holds_in_threads_and_in_forwards_and_backwards() -> None:
     class Squared(torch.autograd.Function):
         @staticmethod
@@ -201,9 +194,7 @@ def test_it_holds_in_threads_and_in_forwards_and_backwards() -> None:
 
     seen: list[torch.dtype] = []
     hmp.convert(within="modules", exact=[Squared, Model])
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_threads(lambda _: run(), 1)
     run()
     assert len(seen) >= 6
     assert set(seen) == {FP32}
@@ -214,19 +205,11 @@ def test_it_goes_before_kept_modules_and_rules_by_module() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Model()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.inner(x)
-            return result
-
-    model = Outer()
+    inner = Model()
+    model = Calls(lambda x: inner(x), inner=inner)
     hmp.convert(rules={"matmul @ inner": "bf16"}, exact=[Model])
     assert model(FULL).dtype is FP32
-    hmp.keep(model.inner, BF16)
+    hmp.keep(inner, BF16)
     assert model(FULL).dtype is FP32
 
 

@@ -6,8 +6,6 @@ Needs pytorch-lightning and accelerate.
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import nn
 
 from habana_mp import hmp
@@ -102,16 +99,6 @@ class ByHand(Lit):
             optimizer.step()
 
 
-class Converting(pl.Callback):
-    """Casts during the fit and nowhere else."""
-
-    def on_fit_start(self, *_: Any) -> None:
-        hmp.convert()
-
-    def on_fit_end(self, *_: Any) -> None:
-        hmp.restore()
-
-
 def trainer(root: Path, **options: Any) -> pl.Trainer:
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     return pl.Trainer(accelerator="cpu", default_root_dir=root, **{**quiet, "max_epochs": 1, **options})
@@ -126,39 +113,7 @@ def test_lightning_trains_as_the_loop_by_hand(kind: type[Lit], tmp_path: Path) -
     assert_learned(module.model)
 
 
-def test_a_callback_of_lightning_converts_for_the_fit_alone(tmp_path: Path) -> None:
-    module = Lit()
-    trainer(tmp_path, callbacks=[Converting()]).fit(module, loader())
-    assert not hmp.is_converted()
-    hmp.convert()
-    assert_same_weights(module.model, train_by_hand())
-
-
-def test_a_checkpoint_of_lightning_is_float32_and_resumes(tmp_path: Path) -> None:
-    hmp.convert()
-    first, resumed = Lit(), Lit()
-    half = trainer(tmp_path)
-    half.fit(first, loader())
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    saved = torch.load(tmp_path / "half.ckpt", weights_only=False)
-    moments = saved["optimizer_states"][0]["state"].values()
-    assert {one.dtype for state in moments for one in state.values()} == {FP32}
-    again = trainer(tmp_path, max_epochs=2)
-    whole_file = {"weights_only": False} if "weights_only" in inspect.signature(again.fit).parameters else {}
-    again.fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt", **whole_file)
-    whole = Lit()
-    trainer(tmp_path, max_epochs=2).fit(whole, loader())
-    assert_same_weights(resumed.model, whole.model)
-
-
 # ---- Accelerate ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fresh_accelerate() -> Iterator[None]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def accelerate(accumulate: int = 1, clip: bool = False, casts_off: bool = True, **options: Any) -> nn.Module:

@@ -1,4 +1,4 @@
-"""torchvision's transforms prepare data: nothing is cast in them (rule 11). Needs torchvision."""
+"""torchvision's transforms prepare data: nothing is cast in them (rule 11), its models are lowered. Needs it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import torch
 from habana_mp import hmp
 from helpers.comparing import assert_same, assert_unchanged, seeded
 from helpers.each import each
+from helpers.models import Calls
 from helpers.torchvision_here import import_torchvision
 
 v1 = import_torchvision("torchvision.transforms")
 v2 = import_torchvision("torchvision.transforms.v2")
+models = import_torchvision("torchvision.models")
 pytestmark = pytest.mark.usefixtures("quiet_libraries")
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -90,6 +92,20 @@ FUNCTIONS: dict[str, Callable[[Any], torch.Tensor]] = {
 @each("name", FUNCTIONS)
 def test_a_function_of_images_gives_what_plain_torch_gives(name: str, version: Any) -> None:
     assert_unchanged(lambda: FUNCTIONS[name](version.functional))
+
+
+@pytest.mark.parametrize("within", [None, "modules"])
+def test_a_model_that_augments_its_images_is_lowered_after_them(within: Any) -> None:
+    augment = v2.Compose([*(TRANSFORMS[name](v2) for name in ("RandomAffine", "RandomPerspective", "Normalize"))])
+    network = seeded(lambda: models.squeezenet1_1(num_classes=3))
+    model = Calls(lambda x: (x := augment(x), network(x)), augment=augment, network=network).eval()
+    pictures = torch.rand(4, 3, 32, 32)
+    images, scores = seeded(lambda: model(pictures))
+    hmp.convert(within=within)
+    same, lowered = seeded(lambda: model(pictures))
+    assert torch.equal(same, images)
+    assert lowered.dtype is BF16
+    torch.testing.assert_close(lowered.float(), scores, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("name", ["MixUp", "CutMix"])

@@ -138,18 +138,6 @@ def test_a_case_of_torchs_runs_in_the_precision_of_its_list(preset: str, lower: 
         assert same(result, results[0])
 
 
-@pytest.mark.parametrize("lower", [BF16, FP16])
-def test_what_torch_bans_under_cuda_is_refused_in_float16(lower: torch.dtype) -> None:
-    lists: Any = AutocastTestLists("cpu")
-    for operation, arguments, module in lists.banned:
-        with hmp.autocast("cpu", lower, preset="torch-cuda"):
-            if lower is FP16:
-                with pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
-                    getattr(module, operation)(*arguments)
-            else:
-                assert getattr(module, operation)(*arguments).dtype is FP32
-
-
 # ---- the lists of a release of torch --------------------------------------------------------------------------------
 
 DEVICES = ["cpu", "cuda", "xpu"]

@@ -22,17 +22,6 @@ def names_in(path: Path) -> list[tuple[str, int]]:
     return [(one.name, one.line) for one in read_list(path)]
 
 
-@pytest.fixture
-def empty(tmp_path: Path) -> str:
-    return write_list(tmp_path / "empty.txt", [])
-
-
-def test_an_empty_list_on_both_sides_casts_nothing(empty: str) -> None:
-    hmp.convert("O1", empty, empty)
-    assert hmp.is_converted()
-    assert torch.mm(MATRIX, MATRIX).dtype is torch.float32
-
-
 @pytest.mark.parametrize("side", [0, 1], ids=["bf16 file", "fp32 file"])
 def test_a_missing_file_is_named_and_torch_is_untouched(tmp_path: Path, side: int) -> None:
     missing = str(tmp_path / "nowhere.txt")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 
 from habana_mp import HmpWarning, hmp, ops
 from habana_mp.ops.find import builtins_named, composite_named
 from habana_mp.policy import presets
 from habana_mp.policy.lists import DIRECTORY, read_list
 from helpers.each import each
-from helpers.lists import warned_by_convert, write_list
 
 MODEL_LISTS = json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8"))
 
@@ -19,16 +17,6 @@ MODEL_LISTS = json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8
 def test_the_model_lists_are_all_there() -> None:
     assert len(MODEL_LISTS) == 92
     assert len({name for entry in MODEL_LISTS for name in entry["ops"]}) == 123
-
-
-@each("index", range(0, 92, 9))
-def test_each_list_of_a_model_can_be_given_as_a_file(tmp_path: Path, index: int) -> None:
-    entry = MODEL_LISTS[index]
-    path, empty = write_list(tmp_path / "ops.txt", entry["ops"]), write_list(tmp_path / "empty.txt", [])
-    absent = [name for name in entry["ops"] if ops.resolve(name) is None]
-    given = (path, empty) if entry["kind"] == "bf16" else (empty, path)
-    assert len(warned_by_convert("O1", *given)) == len(set(absent))
-    assert hmp.is_converted()
 
 
 @each("name", sorted(presets.presets()))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
 from helpers.each import each
+from helpers.models import Calls
 from helpers.processes import RUN, python
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -30,19 +29,16 @@ LOWERED: dict[str, Callable[[], torch.Tensor]] = {
 
 @each("call", LOWERED.values())
 def test_products_are_lowered_in_modules_and_elsewhere_where_one_says_so(call: Callable[[], torch.Tensor]) -> None:
-    class Model(nn.Module):
-        def forward(self) -> torch.Tensor:
-            return call()
-
     hmp.convert(preset="recommended", results="as computed", within="everywhere")
     assert call().dtype is BF16
     hmp.convert(preset="recommended", results="as computed")
-    assert Model()().dtype is BF16
+    assert Calls(call)().dtype is BF16
 
 
 FOLLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{name: getattr(torch, name) for name in ("relu", "sigmoid", "tanh", "sin", "cos", "abs", "neg", "sqrt")},
     "mul": lambda x: x * x,
+    "cat": lambda x: torch.cat([x, x]),
     "number": lambda x: x * 0.1 + 1,
     "gelu": F.gelu,
     "softmax": lambda x: x.softmax(-1),
@@ -55,7 +51,7 @@ FOLLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @each("dtype", [FP32, BF16])
 @each("call", FOLLOWS.values())
 def test_arithmetic_follows_its_inputs(call: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
-    hmp.convert(preset="recommended")
+    hmp.convert(preset="recommended", within="everywhere")
     assert call(X.abs().to(dtype)).dtype is dtype
 
 
@@ -75,31 +71,6 @@ FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_what_needs_float32_has_it(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
     hmp.convert(preset="recommended")
     assert call((X + 2).bfloat16()).dtype is FP32
-
-
-class Timesteps(nn.Module):
-    """The embedding of time steps in diffusion models."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 8)
-        self.embedded = torch.empty(0)
-
-    def forward(self, steps: torch.Tensor) -> torch.Tensor:
-        frequencies = torch.exp(-math.log(10000) * torch.arange(0, 32) / 32)
-        angles = steps[:, None].float() * frequencies
-        self.embedded = torch.cat([angles.sin(), angles.cos()], dim=-1)
-        return self.linear(self.embedded)
-
-
-@pytest.mark.parametrize("within", [None, "modules"])
-def test_each_of_a_thousand_time_steps_has_an_embedding_of_its_own(within: str | None) -> None:
-    model = Timesteps()
-    model(torch.arange(1000))
-    expected = model.embedded
-    hmp.convert(preset="recommended", results="as computed", within=within)  # type: ignore[arg-type]
-    assert model(torch.arange(1000)).dtype is BF16
-    assert torch.equal(model.embedded, expected)
 
 
 @each(

@@ -51,8 +51,3 @@ def test_other_logs_keep_their_form(tmp_path: Path, plain: bool) -> None:
     torch.mm(X, X.t())
     (line,) = lines_of(tmp_path / "casts.log")
     assert line.endswith("  to  to_bf16")
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`isVerbose` must be True, False or \"why\"; got 'what'"):
-        hmp.convert(isVerbose="what")  # type: ignore[arg-type]  # that is the point

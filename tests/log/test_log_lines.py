@@ -35,12 +35,6 @@ def test_a_cast_names_its_reason_only_where_the_precision_was_not_free_and_a_cal
     assert read(tmp_path / "casts.log").splitlines() == expected
 
 
-def test_an_event_is_written_as_given(tmp_path: Path) -> None:
-    open_log(tmp_path / "casts.log")
-    _core._log_event("casts are off: 100% {of} them")
-    assert read(tmp_path / "casts.log") == "casts are off: 100% {of} them\n"
-
-
 # JSON lines
 
 

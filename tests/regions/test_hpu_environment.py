@@ -20,10 +20,18 @@ with hmp.autocast("cpu"):
 """
 
 
-def test_lists_from_the_environment_replace_those_of_hpu(tmp_path: Path) -> None:
+_OF_TODAY = {
+    "LOWER_LIST": "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST",
+    "FP32_LIST": "PT_HPU_AUTOCAST_FP32_OPS_LIST",
+}
+_FP32 = _OF_TODAY["FP32_LIST"]
+
+
+@pytest.mark.parametrize("names", [("LOWER_LIST", "FP32_LIST"), (*_OF_TODAY.values(),), ("LOWER_LIST", _FP32)])
+def test_lists_from_the_environment_replace_those_of_hpu(names: tuple[str, str], tmp_path: Path) -> None:
     lower = write_list(tmp_path / "lower.txt", ["exp"])
     fp32 = write_list(tmp_path / "fp32.txt", ["erf"])
-    done = run_script(_ASK, LOWER_LIST=lower, FP32_LIST=fp32)
+    done = run_script(_ASK, **dict(zip(names, (lower, fp32), strict=True)))
     assert done.stdout.splitlines() == [
         "torch.float32 torch.bfloat16 torch.bfloat16 torch.float32",
         "torch.bfloat16 torch.float32",
@@ -33,22 +41,6 @@ def test_lists_from_the_environment_replace_those_of_hpu(tmp_path: Path) -> None
 def test_one_list_from_the_environment_leaves_the_other_of_the_preset(tmp_path: Path) -> None:
     done = run_script(_ASK, FP32_LIST=write_list(tmp_path / "fp32.txt", ["erf"]))
     assert done.stdout.splitlines()[0] == "torch.bfloat16 torch.float32 torch.bfloat16 torch.float32", done.stderr
-
-
-_OF_TODAY = {
-    "LOWER_LIST": "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST",
-    "FP32_LIST": "PT_HPU_AUTOCAST_FP32_OPS_LIST",
-}
-
-
-def test_the_environment_names_the_lists_of_hpu_by_the_names_of_today_too(tmp_path: Path) -> None:
-    lower = write_list(tmp_path / "lower.txt", ["exp"])
-    fp32 = write_list(tmp_path / "fp32.txt", ["erf"])
-    expected = "torch.float32 torch.bfloat16 torch.bfloat16 torch.float32"
-    done = run_script(_ASK, **{_OF_TODAY["LOWER_LIST"]: lower, _OF_TODAY["FP32_LIST"]: fp32})
-    assert done.stdout.splitlines()[0] == expected, done.stderr
-    done = run_script(_ASK, **{"LOWER_LIST": lower, _OF_TODAY["FP32_LIST"]: fp32})
-    assert done.stdout.splitlines()[0] == expected, done.stderr
 
 
 @pytest.mark.parametrize("variable", _OF_TODAY)

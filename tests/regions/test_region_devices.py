@@ -111,6 +111,8 @@ def test_binary_cross_entropy_is_refused_in_float16_with_the_way_out() -> None:
         with hmp.disable_casts():
             assert F.binary_cross_entropy(p, p).dtype is FP32
         assert F.binary_cross_entropy(p.double(), p.double()).dtype is torch.float64
+        with hmp.autocast("cpu", BF16, preset="torch-cuda"):
+            assert F.binary_cross_entropy(p, p).dtype is FP32
     assert F.binary_cross_entropy(p, p).dtype is FP32
 
 

@@ -4,6 +4,7 @@ weights and gradients are torch.autocast's to the bit."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +61,10 @@ def gradients(*models: torch.nn.Module) -> list[torch.Tensor]:
     return [p.grad for model in models for p in model.parameters() if p.grad is not None]
 
 
-def typical(region: Region, scaler: torch.amp.GradScaler, make: Callable[[], torch.nn.Module]) -> Iterator[Any]:
+def typical(
+    region: Region, scaler: torch.amp.GradScaler, make: Callable[[], torch.nn.Module], most: float | None = None
+) -> Iterator[Any]:
+    """``most`` is the norm to which gradients are clipped."""
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for x, target in batches():
@@ -69,24 +73,15 @@ def typical(region: Region, scaler: torch.amp.GradScaler, make: Callable[[], tor
             output = model(x)
             loss = F.cross_entropy(output, target)
         scaler.scale(loss).backward()
+        if most is not None:
+            scaler.unscale_(optimizer)
+            yield torch.nn.utils.clip_grad_norm_(model.parameters(), most)
         scaler.step(optimizer)
         scaler.update()
         yield output, loss, gradients(model), list(model.parameters())
 
 
-def clipping(region: Region, scaler: torch.amp.GradScaler, make: Callable[[], torch.nn.Module]) -> Iterator[Any]:
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for x, target in batches():
-        optimizer.zero_grad()
-        with region():
-            loss = F.cross_entropy(model(x), target)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        scaler.step(optimizer)
-        scaler.update()
-        yield loss, norm, gradients(model), list(model.parameters())
+clipping = functools.partial(typical, most=0.1)
 
 
 def accumulation(region: Region, scaler: torch.amp.GradScaler, make: Callable[[], torch.nn.Module]) -> Iterator[Any]:

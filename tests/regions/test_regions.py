@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,45 +43,6 @@ def test_inside_a_composite_that_no_list_names_the_lists_speak(converted: Conver
 
 
 # ---- nesting -------------------------------------------------------------------------------------------------------
-
-
-def test_the_innermost_region_wins() -> None:
-    with hmp.autocast("cpu", FP16):
-        with hmp.autocast("cpu", BF16):
-            assert dtype_of_product() is BF16
-        assert dtype_of_product() is FP16
-
-
-def test_a_disabled_region_is_an_island() -> None:
-    with hmp.autocast("cpu"):
-        with hmp.autocast("cpu", enabled=False):
-            assert dtype_of_product() is FP32
-            with hmp.autocast("cpu", FP16):
-                assert dtype_of_product() is FP16
-            assert dtype_of_product() is FP32
-        assert dtype_of_product() is BF16
-
-
-def test_a_region_casts_inside_disable_casts_and_the_other_way_round() -> None:
-    with hmp.disable_casts(), hmp.autocast("cpu"):
-        assert dtype_of_product() is BF16
-        with hmp.disable_casts():
-            assert dtype_of_product() is FP32
-        assert dtype_of_product() is BF16
-
-
-def test_a_region_casts_inside_a_disabled_region_of_torchs_and_the_other_way_round() -> None:
-    with hmp.autocast("cpu"):
-        with torch.autocast("cpu", enabled=False):
-            assert dtype_of_product() is FP32
-            with hmp.autocast("cpu", FP16):
-                assert dtype_of_product() is FP16
-                with torch.autocast("cpu", enabled=False):
-                    assert dtype_of_product() is FP32
-                assert dtype_of_product() is FP16
-            assert dtype_of_product() is FP32
-        assert dtype_of_product() is BF16
-    assert dtype_of_product() is FP32
 
 
 def test_an_exception_leaves_what_was_before() -> None:
@@ -130,36 +89,6 @@ def test_a_decorated_function_runs_in_the_region_and_may_call_itself() -> None:
     assert calls.__name__ == "calls"
     assert calls.__doc__ == "Doc."
     assert dtype_of_product() is FP32
-
-
-def test_a_decorated_generator_runs_in_the_region_and_its_driver_does_not() -> None:
-    @hmp.autocast("cpu")
-    def generator() -> Iterator[torch.dtype]:
-        yield dtype_of_product()
-        yield dtype_of_product()
-
-    for dtype in generator():
-        assert dtype is BF16
-        assert dtype_of_product() is FP32
-
-
-def test_decorated_coroutines_keep_their_regions_apart() -> None:
-    @hmp.autocast("cpu", BF16)
-    async def one() -> list[torch.dtype]:
-        found = [dtype_of_product()]
-        await asyncio.sleep(0.01)
-        return [*found, dtype_of_product()]
-
-    @hmp.autocast("cpu", FP16)
-    async def other() -> list[torch.dtype]:
-        found = [dtype_of_product()]
-        await asyncio.sleep(0.005)
-        return [*found, dtype_of_product()]
-
-    async def both() -> Any:
-        return await asyncio.gather(one(), other())
-
-    assert asyncio.run(both()) == [[BF16, BF16], [FP16, FP16]]
 
 
 @pytest.mark.parametrize("wrong", [3, torch.nn.Linear, torch.nn.Linear(2, 2)], ids=["number", "class", "module"])

@@ -36,11 +36,6 @@ def test_a_line_tells_of_a_report(rows: list[Data], line: str) -> None:
     assert closing.line(Report.from_dict(report(rows)), by_script=False) == line
 
 
-def test_whether_anything_ran_lower() -> None:
-    assert not closing.ran_lower(Report.from_dict(report([B])))
-    assert closing.ran_lower(Report.from_dict(report([B, row("mul", "fp16")])))
-
-
 def test_the_ending_of_a_files_name_says_as_what_a_report_is_written(tmp_path: Path) -> None:
     given = Report.from_dict(report(network()))
     for ending in closing.ENDINGS:

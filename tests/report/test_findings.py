@@ -244,41 +244,7 @@ def test_a_notebook_shows_a_bar_for_each_row() -> None:
             "mul at train.py:7 is left alone: in exact code: that of a library, or given to convert(exact=) "
             "(100 calls)",
         ),
-    ],
-    ids=lambda one: one.replace(" ", "-") if isinstance(one, str) and " at " not in one else "",
-)
-def test_a_kind_is_found_and_worded(one: Row, kind: str, text: str) -> None:
-    assert found(one) == [(kind, text)]
-    assert report(LOWER, one).words[-1] == text
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        row("mul_", "unchanged", "disabled"),
-        row("softmax", "fp32", rule="fp32.txt:2"),
-        row("add", "fp32", "widest"),
-        row("pad", "unchanged", "ineligible"),
-        row("addcdiv_", "fp32", "in_place"),
-        row("reshape", "unchanged", "view"),
-        row("cross_entropy_loss", "fp32", rule="fp32.txt:1"),
-        # It has a rule that says so, in every script.
-        row("binary_cross_entropy_with_logits", "fp32", "no_kernel"),
-        # The input and, once, the weight and the bias.
-        row("linear", "bf16", casts=102),
-        row("linear", "bf16", calls=1, casts=3),
-        # It has more inputs than one.
-        row("matmul", "bf16", casts=200),
-    ],
-    ids=lambda one: f"{one.operation}-{one.reason}",
-)
-def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
-    assert found(one) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "kind", "text"),
-    [
+        # values that are too fine for the precision
         (
             row("mul", "bf16", rule="bf16.txt:9", noticed={"largest count": 999.0}, seconds=0.001),
             "rounded counts",
@@ -335,8 +301,40 @@ def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
     ],
     ids=lambda one: one.replace(" ", "-") if isinstance(one, str) and " at " not in one else "",
 )
-def test_values_that_are_too_fine_for_the_precision_are_found_and_worded(one: Row, kind: str, text: str) -> None:
+def test_a_kind_is_found_and_worded(one: Row, kind: str, text: str) -> None:
     assert found(one) == [(kind, text)]
+    assert report(LOWER, one).words[-1] == text
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        row("mul_", "unchanged", "disabled"),
+        row("softmax", "fp32", rule="fp32.txt:2"),
+        row("add", "fp32", "widest"),
+        row("pad", "unchanged", "ineligible"),
+        row("addcdiv_", "fp32", "in_place"),
+        row("reshape", "unchanged", "view"),
+        row("cross_entropy_loss", "fp32", rule="fp32.txt:1"),
+        # It has a rule that says so, in every script.
+        row("binary_cross_entropy_with_logits", "fp32", "no_kernel"),
+        # The input and, once, the weight and the bias.
+        row("linear", "bf16", casts=102),
+        row("linear", "bf16", calls=1, casts=3),
+        # It has more inputs than one.
+        row("matmul", "bf16", casts=200),
+        # values that are fit for the precision
+        row("cos", "bf16", "unlisted", noticed={"largest angle": 31.0}),
+        # Outside of modules float64 may be meant.
+        row("mul", "unchanged", "ineligible", noticed={"with float64": 9}),
+        # A long product gains, whatever its casts take.
+        row("matmul", "bf16", seconds=1.0, cast_seconds=0.9),
+        row("mul", "bf16", seconds=0.005, cast_seconds=0.004),
+    ],
+    ids=lambda one: f"{one.operation}-{one.reason}",
+)
+def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
+    assert found(one) == []
 
 
 def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_twentieth_of_all_time() -> None:
@@ -348,22 +346,6 @@ def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_tw
         '(100 calls, 50 % of all time). Write `matmul` into the float32 list, or give `rules={"matmul": "fp32"}`',
     )
     assert found(small) == []
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        row("cos", "bf16", "unlisted", noticed={"largest angle": 31.0}),
-        # Outside of modules float64 may be meant.
-        row("mul", "unchanged", "ineligible", noticed={"with float64": 9}),
-        # A long product gains, whatever its casts take.
-        row("matmul", "bf16", seconds=1.0, cast_seconds=0.9),
-        row("mul", "bf16", seconds=0.005, cast_seconds=0.004),
-    ],
-    ids=lambda one: one.operation,
-)
-def test_values_that_are_fit_for_the_precision_are_no_finding(one: Row) -> None:
-    assert found(one) == []
 
 
 @pytest.mark.parametrize(

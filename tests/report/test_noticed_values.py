@@ -18,14 +18,11 @@ from torch import nn
 from habana_mp import Report, Row, _core, hmp
 from habana_mp.reporting.remedies import Finding
 from helpers.lists import Converter
+from helpers.models import Calls
 from helpers.watching import marked_line
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def counted_from_zero() -> None:
-    hmp.reset_report()
+pytestmark = pytest.mark.usefixtures("counted")
 
 
 @pytest.fixture
@@ -287,20 +284,11 @@ def test_refreshes_of_cached_casts_have_a_size(converted: Converter) -> None:
 # ---- differences, averages and weights ------------------------------------------------------------------------------
 
 
-class Runs(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
 def findings_in(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Finding, ...]:
     hmp.convert(preset="recommended", report="lines", **options)
     hmp.reset_report()
     for _ in range(3):
-        Runs(function)(*args)
+        Calls(function)(*args)
     return hmp.report(show=False).findings
 
 

@@ -264,6 +264,20 @@ def test_it_can_be_required_that_something_ran_lower(tmp_path: Path) -> None:
         assert (told or "") in "".join(found)
 
 
+def test_the_losses_of_a_training_are_those_with_a_convert_at_its_top(tmp_path: Path) -> None:
+    script, converts = Path(__file__).parent / "scripts" / "word_language_model.py", tmp_path / "converts.py"
+    top = "from habana_mp import hmp\nhmp.convert(preset='recommended')\n"
+    converts.write_text(top + script.read_text("utf-8"), "utf-8")
+    words = [converts], [*RUN, "--require-lowered", "--report", "out.json", script], [script]
+    by_hand, ours, plain = (python(*one, cwd=tmp_path, with_dynamo=True) for one in words)
+    assert (by_hand.returncode, ours.returncode) == (0, 0), by_hand.stderr + ours.stderr
+    assert "loss" in ours.stdout
+    assert by_hand.stdout == ours.stdout != plain.stdout
+    data = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert data["totals"]["by_precision"]["bf16"]["calls"] > 0
+    assert {"linear", "lstm"} <= {row["operation"] for row in data["rows"]}
+
+
 # ---- wrong usage -----------------------------------------------------------------------------------------------------
 
 

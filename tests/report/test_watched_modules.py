@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import Report, hmp
+from helpers.models import Calls
 from helpers.processes import in_threads
 from helpers.watching import paths
 
@@ -76,18 +76,10 @@ def test_a_model_in_the_place_of_one_that_has_gone_has_its_name(watched: Any) ->
 
 
 def test_a_shared_module_has_the_path_of_whoever_calls_it(watched: Any) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = Block()
-            self.second = Block()
-            self.second.linear = self.first.linear
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x))
-
-    Pair()(X)
-    assert {"Pair.first.linear", "Pair.second.linear"} <= paths(watched()).keys()
+    pair = nn.Sequential(Block(), Block())
+    pair[1].linear = pair[0].linear
+    pair(X)
+    assert {"Sequential.0.linear", "Sequential.1.linear"} <= paths(watched()).keys()
 
 
 def test_a_part_that_is_called_by_itself_keeps_the_path_that_it_has_in_its_model(watched: Any) -> None:
@@ -99,31 +91,23 @@ def test_a_part_that_is_called_by_itself_keeps_the_path_that_it_has_in_its_model
 
 
 def test_a_module_that_no_attribute_names_has_its_class_for_a_name(watched: Any) -> None:
-    class Wrapped(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.Softmax(-1)(x)
-
-    Wrapped()(X)
-    assert paths(watched()) == {"Wrapped.<Softmax>": {"softmax"}}
+    Calls(lambda x: nn.Softmax(-1)(x))(X)
+    assert paths(watched()) == {"Calls.<Softmax>": {"softmax"}}
 
 
 def test_a_module_that_raises_is_left(watched: Any) -> None:
-    class Failing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Block()
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        inner(x)
+        raise ValueError("on purpose")
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.inner(x)
-            raise ValueError("on purpose")
-
+    inner = Block()
     with pytest.raises(ValueError, match="on purpose"):
-        Failing()(X)
+        Calls(fail, inner=inner)(X)
     with pytest.raises(RuntimeError):
         Block()(X[:, :3])
     torch.mm(X, X.t())
     assert paths(watched())[None] == {"mm"}
-    assert {one.path: one.calls for one in watched().modules}["Failing"] == 1
+    assert {one.path: one.calls for one in watched().modules}["Calls"] == 1
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -183,13 +167,6 @@ def test_each_thread_has_modules_of_its_own(watched: Any) -> None:
     assert calls == dict.fromkeys(expected, 20)
 
 
-@pytest.fixture
-def alone_in_a_group(tmp_path: Any) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("alone_in_a_group")
 def test_wrappers_have_no_place_in_a_path(watched: Any) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -199,14 +176,6 @@ def test_wrappers_have_no_place_in_a_path(watched: Any) -> None:
     DistributedDataParallel(model)(X).sum().backward()
     found = {path for path in paths(watched()) if path is not None}
     assert found == {f"Net.{name}" for name in ("blocks.0", "blocks.0.linear", "blocks.1", "blocks.1.linear", "head")}
-
-
-def test_what_a_compiler_traces_says_so(watched: Any) -> None:
-    torch._dynamo.reset()
-    torch.compile(Net(), backend="eager")(X)
-    traced = [row for row in watched() if row.phase == "traced"]
-    assert {row.module for row in traced} >= {"Net.blocks.0.linear", "Net.blocks.1", "Net.head"}
-    assert {row.operation for row in traced} >= {"linear", "softmax"}
 
 
 def test_a_layer_of_torch_that_is_compiled_by_itself_has_its_path(watched: Any) -> None:

@@ -109,10 +109,6 @@ def test_wrong_arguments_are_refused(converted: Converter) -> None:
         hmp.explain("softmax", 3)
 
 
-def build_model() -> nn.Module:
-    return network()
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     fp32 = write_list(tmp_path / "fp32.txt", ["exp", "* @ layers.1"])
     assert main(["explain", "linear", "layers.1", "--preset", "recommended", "--fp32", fp32]) == 0

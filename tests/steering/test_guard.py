@@ -33,7 +33,7 @@ class Layer(nn.Module):
         self.last = last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.proj(x))
+        return self.last(self.proj(x))  # receives
 
 
 class Net(nn.Module):
@@ -205,30 +205,6 @@ def test_a_complex_input_that_is_not_finite_is_no_fault_of_what_reads_it(dtype: 
         torch.fft.irfft(spectrum)
 
 
-@SHARES
-def test_data_that_are_not_finite_are_named(guard: Any) -> None:
-    data = inputs()
-    data[2, 3] = math.nan
-
-    class Adding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.proj = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.proj(x + y)  # receives
-
-    model = Adding()
-
-    def run() -> None:
-        for _ in range(STEPS):
-            model(inputs(), data).float().square().mean().backward()
-
-    text = named(run, guard=guard)
-    assert "the input was not finite from the start" in text
-    assert f"test_guard.py:{marked_line(__file__, 'receives')}" in text
-
-
 def test_an_overflow_of_float16_is_named_with_the_value_that_is_too_large(converted: Converter) -> None:
     def run() -> None:
         x = torch.full((4, 8), 3e5)
@@ -320,12 +296,14 @@ def test_of_values_that_were_never_lowered_no_operation_is_named() -> None:
 
 
 @SHARES
-def test_an_infinity_in_the_data_is_told(guard: Any) -> None:
+@pytest.mark.parametrize(("values", "what"), [([math.inf, -math.inf], "an infinity"), ([math.nan, 0], "a NaN")])
+def test_data_that_are_not_finite_are_named_with_what_receives_them(values: Any, what: str, guard: Any) -> None:
     data = inputs()
-    data[0, 2:4] = torch.tensor([math.inf, -math.inf])
-    data[1] = math.inf
+    data[0, 2:4] = torch.tensor(values)
+    data[1] = values[0]
     text = named(lambda: train(Net(torch.tanh), data), preset="recommended", guard=guard)
-    assert "`linear` was the first to receive an infinity" in text
+    assert f"`linear` was the first to receive {what}" in text
+    assert f"test_guard.py:{marked_line(__file__, 'receives')}" in text
     assert "the input was not finite from the start" in text
 
 

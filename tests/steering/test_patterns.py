@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -136,12 +135,3 @@ def test_a_file_of_lines_for_modules_alone_says_that_its_list_is_empty(tmp_path:
     path = write_list(tmp_path / "fp32.txt", ["* @ lm_head"])
     (told,) = warned_by_convert("O1", "", path, preset="recommended")
     assert re.search(r"fp32\.txt: every line holds in some modules only.*`rules=`", told)
-
-
-def test_a_thousand_rules_are_checked_and_matched_fast(converted: Converter) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        converted(bf16=["linear"], rules={f"* @ blocks.{i}.attention": "fp32" for i in range(1000)})
-        converted(bf16=["linear", "softmax"], rules={f"softmax @ *.{i}": "fp32" for i in range(1000)})
-        model = network()
-        assert model(inputs())[0][1].dtype is torch.float32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import HmpWarning, hmp
 from helpers.lists import Converter, write_list
+from helpers.models import Calls
 from helpers.processes import in_threads
 from helpers.steered import (
     BF16,
@@ -22,6 +22,7 @@ from helpers.steered import (
     FP32,
     LOWERED,
     STEERED,
+    Holder,
     Part,
     inputs,
     network,
@@ -31,13 +32,6 @@ from helpers.steered import (
 )
 
 every_way = pytest.mark.parametrize("how", STEERED)
-
-
-def _saved(model: nn.Module) -> Any:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -69,7 +63,6 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "copied": copy.deepcopy,
     "copied within": lambda model: copy.deepcopy(nn.Sequential(model))[0],
     "pickled": lambda model: pickle.loads(pickle.dumps(model)),
-    "saved": _saved,
     "functional_call": lambda model: lambda x: torch.func.functional_call(model, _weights(model), (x,)),
     "traced": lambda model: torch.jit.trace(model, inputs(), check_trace=False),
     "exported": lambda model: torch.export.export(model, (inputs(),)).module(),
@@ -109,13 +102,6 @@ def test_a_shared_module_follows_the_rules_of_the_path_of_its_call(converted: Co
 
 
 @every_way
-def test_a_module_that_is_called_alone_has_its_path_in_the_larger_model(converted: Converter, how: str) -> None:
-    model = network()
-    steer(converted, how, model, "layers.1")
-    assert precisions([model.layers[0](inputs()), model.layers[1](inputs())]) == [LOWERED, STEERED[how]]
-
-
-@every_way
 def test_a_module_that_is_called_alone_before_it_becomes_a_part_of_a_larger_one(converted: Converter, how: str) -> None:
     part, model = Part(), network()
     steer(converted, how, model, "layers.1")
@@ -142,16 +128,10 @@ def test_a_recomputation_follows_the_rules_of_its_forward(
             return checkpoint(holder, x, use_reentrant=use_reentrant)
         return checkpoint(lambda y: holder(y), x, use_reentrant=use_reentrant)
 
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right, self.layers = model.left, model.right, model.layers
-
-        def forward(self) -> Any:
-            return run(self.right if how in BY_PATH else self.layers[1])
-
+    holder = model.right if how in BY_PATH else model.layers[1]
+    whole = Calls(lambda: run(holder), **dict(model.named_children()))
     with set_checkpoint_early_stop(False):
-        product, probabilities = Whole()()
+        product, probabilities = whole()
     assert part.seen == [STEERED[how]]
     (product.float().sum() + probabilities.float().square().sum()).backward()
     assert part.seen == [STEERED[how]] * 2
@@ -168,23 +148,18 @@ def test_the_backward_of_a_module_has_the_precision_of_its_forward(converted: Co
 
 
 def test_an_exception_in_a_module_leaves_the_rules_outside_as_they_were(converted: Converter) -> None:
-    class Raises(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            assert torch.softmax(x, -1).dtype is FP32
-            raise KeyError("inside")
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        assert torch.softmax(x, -1).dtype is FP32
+        raise KeyError("inside")
 
-    class Catches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Raises()
+    def catches(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(KeyError):
+            inner(x)
+        return torch.softmax(x, -1)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with pytest.raises(KeyError):
-                self.inner(x)
-            return torch.softmax(x, -1)
-
+    inner = Calls(raises)
     converted(bf16=["softmax"], rules={"* @ inner": "fp32"})
-    assert Catches()(inputs()).dtype is BF16
+    assert Calls(catches, inner=inner)(inputs()).dtype is BF16
     assert torch.softmax(inputs(), -1).dtype is BF16
 
 
@@ -202,26 +177,16 @@ def test_other_rules_compile_again(converted: Converter) -> None:
 
 
 def test_equal_modules_that_are_compiled_alike_follow_their_own_rules(converted: Converter) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Part()
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.part(x)
-
-    model = nn.ModuleList([Block(), Block()])
+    model = nn.ModuleList([Holder(Part()), Holder(Part())])
     for block in model:
         block.compile(backend="eager", fullgraph=True)
-    whole = nn.Module()
-    whole.blocks = model
-    whole.forward = lambda x: [block(x) for block in model]  # type: ignore[method-assign]  # of this object alone
-    converted(bf16=["linear", "softmax"], rules={"* @ blocks.1.part": "fp32"})
+    whole = Calls(lambda x: [block(x) for block in model], blocks=model)
+    converted(bf16=["linear", "softmax"], rules={"* @ blocks.1.inner": "fp32"})
     assert precisions(whole(inputs())) == [LOWERED, STEERED["every"]]
-    converted(bf16=["linear", "softmax"], rules={"* @ blocks.0.part": "fp32"})
+    converted(bf16=["linear", "softmax"], rules={"* @ blocks.0.inner": "fp32"})
     assert precisions(whole(inputs())) == [STEERED["every"], LOWERED]
     converted(bf16=["linear", "softmax"])
-    hmp.keep(model[1].part)
+    hmp.keep(model[1].inner)
     assert precisions(whole(inputs())) == [LOWERED, STEERED["keep"]]
 
 
@@ -248,32 +213,22 @@ def test_regions_that_differ_in_rules_alone_are_two() -> None:
 def test_a_new_region_in_a_module_leaves_the_rules_around_it(tmp_path: Any) -> None:
     lower = write_list(tmp_path / "lower.txt", ["tanh"])
 
-    class Enters(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Part()
+    def enters(x: torch.Tensor) -> Any:
+        before = part(x)
+        with hmp.autocast("cpu", bf16_file_path=lower, rules={"linear @ inner.part": "fp16"}):
+            inside = part(x)
+        hmp.keep(Part())
+        return before, inside, (part(x)[0], torch.softmax(x, -1))
 
-        def forward(self, x: torch.Tensor) -> Any:
-            before = self.part(x)
-            with hmp.autocast("cpu", bf16_file_path=lower, rules={"linear @ inner.part": "fp16"}):
-                inside = self.part(x)
-            hmp.keep(Part())
-            return before, inside, (self.part(x)[0], torch.softmax(x, -1))
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Enters()
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return (*self.inner(x), (x @ x.T, torch.softmax(x, -1)))
-
+    part = Part()
+    inner = Calls(enters, part=part)
+    whole = Calls(lambda x: (*inner(x), (x @ x.T, torch.softmax(x, -1))), inner=inner)
     hmp.convert(
         preset="recommended",
         results="as computed",
-        rules={"softmax": "lower", "* @ inner": "fp32", "matmul @ Whole": "fp16"},
+        rules={"softmax": "lower", "* @ inner": "fp32", "matmul @ Calls": "fp16"},
     )
-    found = precisions(Whole()(inputs()))
+    found = precisions(whole(inputs()))
     assert found == [(FP32, FP32), (torch.float16, FP32), (FP32, FP32), (torch.float16, BF16)]
 
 
@@ -302,13 +257,6 @@ def test_a_rule_lowers_in_one_module_only(converted: Converter) -> None:
     converted(rules={"linear @ layers.0": "lower", "* @ right": "fp16"})
     both = (torch.float16, torch.float16)
     assert precisions(network()(inputs())) == [(BF16, FP32), (FP32, FP32), (FP32, FP32), both]
-
-
-def test_list_files_have_lines_for_modules(tmp_path: Any) -> None:
-    lower = write_list(tmp_path / "bf16.txt", ["linear", "softmax", "softmax @ layers.1.** # back again"])
-    fp32 = write_list(tmp_path / "fp32.txt", ["exp", "* @ layers.*", "softmax @ Net.left"])
-    hmp.convert("O1", lower, fp32)
-    assert precisions(network()(inputs())) == [(FP32, FP32), (FP32, BF16), (BF16, FP32), LOWERED]
 
 
 def test_disabled_casts_and_the_rules_of_state_go_before_rules_of_modules(converted: Converter) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from habana_mp import HmpWarning, _core, hmp
+from helpers.models import Calls
 
 BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.ones(4, 8)
@@ -74,16 +75,8 @@ def test_a_new_model_does_not_have_the_rules_of_a_dropped_one() -> None:
     assert Net()(X) == [FP32]
     gc.collect()
 
-    class Other(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.outer = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.dtype:
-            return self.outer(x).dtype  # type: ignore[no-any-return]
-
-    Other.__name__ = "Net"
-    assert Other()(X) == BF16
+    other, outer = type("Net", (Calls,), {}), nn.Linear(8, 8)
+    assert other(lambda x: outer(x), outer=outer)(X).dtype is BF16
 
 
 def _models(encoder: nn.Module) -> dict[str, Callable[[], list[torch.dtype]]]:
@@ -130,16 +123,12 @@ def test_models_whose_lines_agree_raise_no_warning() -> None:
 
 
 def test_a_module_that_calls_itself_is_known_once() -> None:
-    class Recursive(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor, depth: int) -> list[torch.dtype]:
-            return [self.layer(x).dtype] + (self(x, depth - 1) if depth else [])
+    def recursive(x: torch.Tensor, depth: int) -> list[torch.dtype]:
+        return [layer(x).dtype] + (model(x, depth - 1) if depth else [])
 
     hmp.convert(rules={"linear @ layer": "fp32"})
-    model = Recursive()
+    layer = nn.Linear(8, 8)
+    model = Calls(recursive, layer=layer)
     model(X, 1)
     known = _core.watch_sizes()["modules"]
     assert model(X, 30) == [FP32] * 31
@@ -147,16 +136,9 @@ def test_a_module_that_calls_itself_is_known_once() -> None:
 
 
 def test_modules_that_a_forward_makes_are_forgotten() -> None:
-    class Makes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.dtype:
-            return nn.Sequential(nn.ReLU(), self.layer)(x).dtype  # type: ignore[no-any-return]
-
     hmp.convert(rules={"linear @ layer": "fp32"})
-    model = Makes()
+    layer = nn.Linear(8, 8)
+    model = Calls(lambda x: nn.Sequential(nn.ReLU(), layer)(x).dtype, layer=layer)
     assert {model(X) for _ in range(1000)} == {FP32}
     assert _core.watch_sizes()["modules"] < 1000
 

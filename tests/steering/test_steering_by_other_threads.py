@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import nn
 from habana_mp import hmp
 from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.module_holders import all_modules
+from helpers.models import Calls
+from helpers.processes import in_threads
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -91,8 +94,7 @@ class Waiting(nn.Module):
 def test_a_forward_that_runs_keeps_its_rules_while_others_keep_modules_and_run_them() -> None:
     x, found = torch.ones(4, 4), []
     hmp.convert(rules={"mm @ waiting": "fp32"})
-    model = nn.Sequential()
-    model.add_module("waiting", waiting := Waiting())
+    model = nn.Sequential(OrderedDict(waiting=(waiting := Waiting())))
     thread = threading.Thread(target=lambda: found.append(model(x)))
     thread.start()
     assert waiting.half.wait(30)
@@ -110,13 +112,9 @@ def test_a_checkpointed_block_is_computed_again_under_the_rules_of_its_forward()
         seen.append(product.dtype)
         return product.exp().sum()
 
-    class Checkpointed(nn.Module):
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(block, given, use_reentrant=False)  # type: ignore[no-any-return]
-
     hmp.convert(rules={"mm @ part": "fp32"})
-    model = nn.Sequential()
-    model.add_module("part", Checkpointed())
+    part = Calls(lambda given: torch.utils.checkpoint.checkpoint(block, given, use_reentrant=False))
+    model = nn.Sequential(OrderedDict(part=part))
     loss = model(x)
     run_other_kept_modules()
     loss.backward()
@@ -152,19 +150,12 @@ def test_a_search_for_modules_lets_other_threads_make_tuples() -> None:
 def test_a_thread_that_a_forward_starts_runs_by_the_rules_of_the_modules_that_it_calls() -> None:
     x, found = torch.ones(4, 4), []
 
-    class Starts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Model()
+    def starts(x: torch.Tensor) -> None:
+        work = [lambda: torch.mm(x, x), lambda: inner(torch.ones(2, 8))]
+        in_threads(lambda _: found.extend(one().dtype for one in work), 1)
 
-        def forward(self, x: torch.Tensor) -> None:
-            work = [lambda: torch.mm(x, x), lambda: self.inner(torch.ones(2, 8))]
-            thread = threading.Thread(target=lambda: found.extend(one().dtype for one in work))
-            thread.start()
-            thread.join()
-
+    inner = Model()
     hmp.convert(rules={"mm @ starts": "fp32", "linear @ starts.inner.layer": "fp32"})
-    model = nn.Sequential()
-    model.add_module("starts", Starts())
+    model = nn.Sequential(OrderedDict(starts=Calls(starts, inner=inner)))
     model(x)
     assert found == [BF16, FP32]

@@ -20,6 +20,7 @@ from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import Row
 from habana_mp.tuning.configurations import Rules
 from habana_mp.tuning.tune import _RunsHere, tuned_by
+from helpers.models import Calls
 
 FULL = torch.rand(4, 4) + 0.5
 
@@ -107,16 +108,11 @@ def test_a_value_that_no_lists_reach_is_told() -> None:
 
 
 def test_one_of_many_equal_modules_is_told_apart() -> None:
-    class Layer(nn.Module):
-        def __init__(self, offset: float) -> None:
-            super().__init__()
-            self.offset = offset
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return ((x + self.offset) * 1.0).float() - self.offset
+    def layer(offset: float) -> nn.Module:
+        return Calls(lambda x: ((x + offset) * 1.0).float() - offset)
 
     torch.manual_seed(0)
-    model = nn.Sequential(*(Layer(1000.0 if i == 5 else 0.5) for i in range(8)))
+    model = nn.Sequential(*(layer(1000.0 if i == 5 else 0.5) for i in range(8)))
     x = torch.randn(64, 8)
 
     def run(seed: int) -> float:

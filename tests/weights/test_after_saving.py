@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,13 +19,6 @@ from helpers.late import Late
 from helpers.weights import cached
 
 accelerate, tensorboard, transformers = Late("accelerate"), Late("torch.utils.tensorboard"), Late("transformers")
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _draw(model: nn.Module, folder: Path) -> None:
@@ -55,7 +47,7 @@ DONE: dict[str, Callable[[Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["after the first calls", "before convert"])
-@pytest.mark.usefixtures("counted", "one_rank")
+@pytest.mark.usefixtures("counted", "alone_in_a_group")
 def test_all_casts_are_used_again(before: bool, tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=200

@@ -20,11 +20,7 @@ SIDE = 8 << 10, 1 << 10
 X = torch.ones(1, SIDE[1])
 
 Files = Callable[..., None]
-
-
-@pytest.fixture(autouse=True)
-def counted_anew() -> None:
-    hmp.reset_report()
+pytestmark = pytest.mark.usefixtures("counted")
 
 
 @pytest.fixture
@@ -32,10 +28,8 @@ def files(tmp_path: Path) -> Iterator[Files]:
     """Writes files of the system that the core reads in the place of the real ones."""
 
     def write(**texts: str | int) -> None:
-        for name, text in {"proc/meminfo": "", **{PLACES[key]: value for key, value in texts.items()}}.items():
-            if name == "proc/meminfo" and text == "":
-                continue
-            place = tmp_path / name
+        for name, text in texts.items():
+            place = tmp_path / PLACES[name]
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(f"{text}\n")
         _core.weights_set_root_of_memory_files(str(tmp_path))
@@ -60,6 +54,9 @@ PLACES = {
 }
 
 
+BOX = {"groups": "0::/box", "limit": 300 * MB, "used": 100 * MB}
+
+
 def available(size: int) -> str:
     return f"MemTotal: 99999999 kB\nMemFree: 1 kB\nMemAvailable:   {size // 1024} kB"
 
@@ -69,28 +66,11 @@ def available(size: int) -> str:
     [
         ({}, 500 * MB),
         ({"groups": "0::/box", "limit": "max", "used": 7}, 500 * MB),
-        ({"groups": "0::/box", "limit": 300 * MB, "used": 100 * MB}, 200 * MB),
-        ({"groups": "0::/box", "limit": 300 * MB, "used": 400 * MB}, 0),
-        (
-            {
-                "groups": "0::/box",
-                "limit": 300 * MB,
-                "used": 100 * MB,
-                "statistics": f"anon 5\ninactive_file {20 * MB}\nactive_file {30 * MB}",
-            },
-            250 * MB,
-        ),
+        (BOX, 200 * MB),
+        ({**BOX, "used": 400 * MB}, 0),
+        ({**BOX, "statistics": f"anon 5\ninactive_file {20 * MB}\nactive_file {30 * MB}"}, 250 * MB),
         # The group's own limit is the larger one.
-        (
-            {
-                "groups": "0::/box/inner",
-                "limit": 300 * MB,
-                "used": 100 * MB,
-                "inner_limit": 400 * MB,
-                "inner_used": 1,
-            },
-            200 * MB,
-        ),
+        ({**BOX, "groups": "0::/box/inner", "inner_limit": 400 * MB, "inner_used": 1}, 200 * MB),
         # A container, whose group is the root of what it sees.
         ({"groups": "0::/host/path/of/it", "root_limit": 100 * MB, "root_used": 10 * MB}, 90 * MB),
         (
@@ -136,15 +116,6 @@ def test_cached_casts_take_half_of_the_free_memory(files: Files) -> None:
     assert (cached().weights, cached().bytes) == (3, 48 * MB)
     assert cached().reasons == {"the limit was reached": 2}
     assert str(hmp.report(show=False)).endswith("not cached 2 times (the limit was reached: 2)")
-
-
-def test_small_casts_are_cached_whatever_memory_is_free(files: Files) -> None:
-    files(meminfo=available(0))
-    hmp.convert()
-    use(weights(1))
-    given = weights(3)
-    use(given)
-    assert cached().bytes == 32 * MB
 
 
 def test_a_weight_is_cached_once_there_is_memory(files: Files) -> None:

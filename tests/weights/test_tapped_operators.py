@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from habana_mp import _core, hmp
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.lists import Converter
+from helpers.processes import in_threads
 from helpers.seeing_changes import MODES
 from helpers.weights import cached
 
@@ -219,9 +219,7 @@ def test_a_weight_that_is_used_while_an_operator_writes_is_cast_again_afterwards
 
     @torch.library.custom_op("hmp_tapped::in_two_steps", mutates_args=("w",), schema="(Tensor(a!) w) -> ()")
     def in_two_steps(w: torch.Tensor) -> None:
-        other = threading.Thread(target=F.linear, args=(X, used[0]))
-        other.start()
-        other.join()
+        in_threads(lambda _: F.linear(X, used[0]), 1)
         put(w)
 
     hmp.convert()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from habana_mp import _core, hmp
 from habana_mp.patches.torch import weight_cache
 from helpers.accelerators import needs_accelerator
 from helpers.comparing import assert_same
+from helpers.processes import in_threads
 from helpers.processor import kernels_product
 from helpers.seeing_changes import (
     MODES,
@@ -60,13 +60,7 @@ def test_a_change_prepared_before_convert_is_seen(way: str) -> None:
 @pytest.mark.parametrize("way", PREPARED)
 def test_a_change_prepared_before_or_after_the_first_calls_is_seen(way: str) -> None:
     hmp.convert()
-    for before, mode in itertools.product((0, 3), MODES):
-        of = layer()
-        for _ in range(before):
-            used(of, mode)
-        change = WAYS[way](of)
-        for n in orders_of(way):
-            assert_seen(of, change, mode, n)
+    assert_seen_in_all_modes(way, befores=(0, 3))
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -100,13 +94,8 @@ def parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @main_ways
 def test_a_change_is_seen_by_views(way: str) -> None:
     hmp.convert()
-    for (name, use), before, mode in itertools.product(VIEWED.items(), (0, 3), MODES):
-        of = layer()
-        for _ in range(before):
-            used(of, mode, use)
-        change = WAYS[way](of)
-        for n in orders_of(way):
-            assert_seen(of, change, mode, n, use=use, in_part=name == "a part")
+    for name, use in VIEWED.items():
+        assert_seen_in_all_modes(way, befores=(0, 3), use=use, in_part=name == "a part")
 
 
 # ---- read by our kernels ---------------------------------------------------------------------------------------------
@@ -127,13 +116,8 @@ if _core.kernels_path() == "scalar":  # then all is as torch makes it
 @main_ways
 def test_a_change_of_a_weight_that_our_kernels_read_is_seen(way: str) -> None:
     hmp.convert()
-    for (use, kernels), mode, before in itertools.product(PRODUCTS.values(), ("no_grad", "inference"), (0, 3)):
-        of = layer()
-        for _ in range(before):
-            used(of, mode, use)
-        change = WAYS[way](of)
-        for n in orders_of(way):
-            assert_seen(of, change, mode, n, use=use, kernels=kernels)
+    for use, kernels in PRODUCTS.values():
+        assert_seen_in_all_modes(way, befores=(0, 3), modes=("no_grad", "inference"), use=use, kernels=kernels)
     assert (products() > 0) == (_core.kernels_path() != "scalar")
 
 
@@ -201,9 +185,7 @@ def test_a_thread_sees_the_change_of_another(mode: str) -> None:
     for n in (1, 2, 1):
         write(of.weight, n)
         as_by_hand(of, mode)
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        in_threads(lambda _: run(), 1)
     assert len(seen) == 3
     assert not torch.equal(seen[0], seen[2])
 

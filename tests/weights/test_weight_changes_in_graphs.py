@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.compiling import BACKENDS
+from helpers.processes import in_threads
 from helpers.seeing_changes import MODES, X, as_by_hand, as_by_hand_marks, assert_seen, used
 from helpers.weight_changes import MAIN, WAYS
 from helpers.weight_changes.basics import SIZE, layer
@@ -93,9 +93,7 @@ def test_compiled_code_that_writes_while_a_thread_uses_the_weight_is_seen(backen
     # Older releases read no annotations that are text.
     @torch.library.custom_op("habana_mp_test::used_meanwhile", mutates_args=(), schema="(Tensor x) -> Tensor")
     def used_meanwhile(x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=used, args=(of, mode))
-        thread.start()
-        thread.join()
+        in_threads(lambda _: used(of, mode), 1)
         return x.clone()
 
     used_meanwhile.register_fake(torch.empty_like)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,15 +23,7 @@ from helpers.weight_changes.optimizers import steps
 pytestmark = as_by_hand_marks
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A group of one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("alone_in_a_group")
 def test_a_change_in_data_parallel_training_is_seen() -> None:
     hmp.convert()
     of = layer()
@@ -46,7 +38,7 @@ def test_a_change_in_data_parallel_training_is_seen() -> None:
         assert_seen(of, change, mode, use=lambda x, w, b: wrapped(x), hand=F.linear)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("alone_in_a_group")
 def test_a_change_of_a_sharded_weight_is_seen() -> None:
     hmp.convert()
     of = fsdp.fully_shard(layer(), mesh=init_device_mesh("cpu", (1,)))
