@@ -23,8 +23,7 @@ from habana_mp.patches.torch.exchanged_functions import exchanged_functions
 from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
 from habana_mp.patches.torch.memory import Memory
-from habana_mp.patches.torch.model_results import ModelResults
-from habana_mp.patches.torch.module_calls import ModuleCalls
+from habana_mp.patches.torch.module_calls import ModelResults, ModuleCalls
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
 from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode

@@ -37,7 +37,6 @@ AT_IMPORT = {
 
 #: A training on the CPU that is not compiled, watched or restricted to modules does not rely on these.
 NOT_ASKED_BY_TRAINING = {
-    "cpython.function-slot",
     "cpython.run-module-as-main",
     "torch.compile-context",
     "torch.dispatch-modes",
@@ -54,7 +53,6 @@ NOT_ASKED_BY_TRAINING = {
     "torch.inductor-pass",
     "torch.inductor-settings",
     "torch.module-calls",
-    "torch.module-calls-in-reports",
     "torch.streams-of-accelerators",
 }
 
@@ -186,9 +184,8 @@ print(*(name for name, *_, state in ledger.rows() if state != "not asked yet"), 
     ("name", "options"),
     [
         ("torch.module-calls", {"within": "modules"}),
-        ("cpython.function-slot", {"within": "modules"}),
-        ("torch.module-calls-in-reports", {"report": "modules"}),
-        ("cpython.function-slot", {"report": "lines"}),
+        ("torch.module-calls", {"report": "modules"}),
+        ("torch.module-calls", {"report": "lines"}),
     ],
 )
 def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_tapped(
