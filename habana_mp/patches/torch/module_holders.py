@@ -46,7 +46,7 @@ class Holders:
 
     def note_place(self, module: torch.nn.Module) -> None:
         """Notes that the place of this module was looked for."""
-        self._placed[id(module)] = _dropped_from(self._placed, module)
+        self._placed[id(module)] = dropped_from(self._placed, module)
 
     def note_parts(self, module: torch.nn.Module) -> None:
         """Notes what this module holds. torch calls no hook for the parts of a module that was copied or unpickled."""
@@ -70,11 +70,6 @@ class Holders:
             seen.update(map(id, around))
         return list(found.values())
 
-    def are_around(self, module: torch.nn.Module) -> bool:
-        """True if any module holds this one itself."""
-        self.follow()
-        return bool(self._around(module))
-
     def _around(self, module: torch.nn.Module) -> list[torch.nn.Module]:
         _, holders = self._of.get(id(module), (None, []))
         alive = [one for one in (reference() for reference in holders) if one is not None]
@@ -83,7 +78,7 @@ class Holders:
     def _note(self, holder: torch.nn.Module, part: torch.nn.Module) -> None:
         reference, holders = self._of.get(id(part), (None, []))
         others = [one for one in holders if _is_another(one(), holder)]
-        self._of[id(part)] = reference or _dropped_from(self._of, part), [*others, weakref.ref(holder)]
+        self._of[id(part)] = reference or dropped_from(self._of, part), [*others, weakref.ref(holder)]
 
     def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
         """True if the holder is a container that belongs to no module, and gets a module that has a place: as the one
@@ -115,7 +110,7 @@ class Holders:
         self._ends[id(holder)] = weakref.ref(holder, self.places_changed)
 
 
-def _dropped_from(known: dict[int, Any], module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
+def dropped_from(known: dict[int, Any], module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
     """Returns a reference to a module whose entry goes with it: another one may get its identity."""
     key = id(module)
     return weakref.ref(module, lambda _: known.pop(key, None))

@@ -7,9 +7,9 @@ whose forward runs, or the larger module that holds it if it is called alone, as
 from __future__ import annotations
 
 import atexit
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,14 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.export import is_exported_with_rules
-from habana_mp.patches.torch.module_holders import Holders, all_modules, named_modules, part_named, parts_of
+from habana_mp.patches.torch.module_holders import (
+    Holders,
+    all_modules,
+    dropped_from,
+    named_modules,
+    part_named,
+    parts_of,
+)
 from habana_mp.policy.kept import AS_EXPORTED, precision_kept_in
 from habana_mp.policy.patterns import Path
 
@@ -36,71 +43,32 @@ _WRAPPERS = {
 wrappers: dict[str, str] = {}
 
 
-class _Roots:
-    """Names of root modules: the name of the class, with a number from 2 on while others of the class live."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
-        #: By class: how many live, and the last number.
-        self._living: dict[str, int] = {}
-        self._last: dict[str, int] = {}
-
-    def name_of(self, module: torch.nn.Module, kind: str) -> str:
-        known = self._names.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        self._living[kind] = self._living.get(kind, 0) + 1
-        number = self._last[kind] = self._last.get(kind, 0) + 1
-        name = kind if number == 1 else f"{kind}#{number}"
-        self._names[id(module)] = weakref.ref(module, partial(self._forget, id(module), kind)), name
-        return name
-
-    def _forget(self, key: int, kind: str, gone: weakref.ref[torch.nn.Module]) -> None:
-        known = self._names.get(key)
-        if known is not None and known[0] is gone:
-            del self._names[key]
-        self._living[kind] -= 1
-        if not self._living[kind]:
-            del self._living[kind], self._last[kind]
-
-
-_roots = _Roots()
+#: Root modules by identity, and their names: the name of the class, with the first number from 2 on that no other one
+#: has if others of the class live.
+_roots: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
 
 
 class _Names:
     """The names of all modules inside a module, found once, and found again after a change."""
 
     def __init__(self) -> None:
-        #: By the identity of the outer module: the names, and the classes of modules that have none.
-        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]], set[type]]] = {}
+        #: By the identity of the outer module.
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
 
     def clear(self) -> None:
         self._known.clear()
 
     def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
-        """Returns the names of one module inside another one, the first one first. A shared module has several.
-
-        A search that fails is not repeated for modules of that class that no module holds: a forward may make one in
-        each call."""
-        reference, known, nameless = self._known.get(id(outer), (None, {}, set()))
-        if reference is None or reference() is not outer:
-            known, nameless = {}, set()
-        names = known.get(_identity(inner), [])
-        if not names and type(inner) in nameless and not holders.are_around(inner):
-            return []
+        """Returns the names of one module inside another one, the first one first. A shared module has several."""
+        reference, known = self._known.get(id(outer), (None, {}))
+        names = known.get(_identity(inner), []) if reference is not None and reference() is outer else []
         if not names or any(not _is_at(outer, name, inner) for name in names):
             found: dict[int, list[str]] = {}
             for name, module in named_modules(outer):
                 found.setdefault(_identity(module), []).append(name)
-            self._known[id(outer)] = weakref.ref(outer, partial(self._forget, id(outer))), found, nameless
+            self._known[id(outer)] = dropped_from(self._known, outer), found
             names = found.get(_identity(inner), [])
-            if not names:
-                nameless.add(type(inner))
         return [name for name in names if name]
-
-    def _forget(self, key: int, gone: weakref.ref[torch.nn.Module]) -> None:
-        if key in self._known and self._known[key][0] is gone:
-            del self._known[key]
 
 
 def _identity(module: torch.nn.Module) -> int:
@@ -306,4 +274,10 @@ def _root_name(module: Any) -> str:
     kind = type(module).__name__
     if getattr(module, "_is_replica", False):
         return kind
-    return _roots.name_of(module, kind)
+    known = _roots.get(id(module))
+    if known is None or known[0]() is not module:
+        taken = {name for reference, name in _roots.values() if reference() is not None}
+        numbered = (f"{kind}#{number}" for number in itertools.count(2))
+        name = kind if kind not in taken else next(one for one in numbered if one not in taken)
+        known = _roots[id(module)] = dropped_from(_roots, module), name
+    return known[1]
