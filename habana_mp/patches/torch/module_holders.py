@@ -22,8 +22,7 @@ class Holders:
         #: have no hash.)
         self._of: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
         self._hook: Any = None
-        #: The modules whose place was looked for, and what is called when one of them gets another one.
-        self._placed: dict[int, weakref.ref[torch.nn.Module]] = {}
+        #: Called when a module gets another place, or may get one.
         self._changed = changed
         #: The modules on whose life places depend, by identity.
         self._ends: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -41,12 +40,7 @@ class Holders:
             self._hook.remove()
             self._hook = None
         self._of.clear()
-        self._placed.clear()
         self._ends.clear()
-
-    def note_place(self, module: torch.nn.Module) -> None:
-        """Notes that the place of this module was looked for."""
-        self._placed[id(module)] = dropped_from(self._placed, module)
 
     def note_parts(self, module: torch.nn.Module) -> None:
         """Notes what this module holds. torch calls no hook for the parts of a module that was copied or unpickled."""
@@ -77,7 +71,8 @@ class Holders:
 
     def _note(self, holder: torch.nn.Module, part: torch.nn.Module) -> None:
         reference, holders = self._of.get(id(part), (None, []))
-        others = [one for one in holders if _is_another(one(), holder)]
+        # not by `==`: a class may define it
+        others = [one for one in holders if (other := one()) is not None and other is not holder]
         self._of[id(part)] = reference or dropped_from(self._of, part), [*others, weakref.ref(holder)]
 
     def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
@@ -88,20 +83,15 @@ class Holders:
     def _registered(self, holder: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
         if module is not None and self._is_selection(holder, module):
             return
-        before = part_named(name, holder)
-        for given in (module, before):
-            if given is not None and any(id(one) in self._placed for one in modules_in(given)):
-                self.places_changed()
-        if module is None:
-            return
-        for one in modules_in(module):
-            if _is_container(one):
-                self.note_parts(one)  # it may have been a selection until now
-        self._note(holder, module)
+        self.places_changed()
+        if module is not None:
+            for one in modules_in(module):
+                if _is_container(one):
+                    self.note_parts(one)  # it may have been a selection until now
+            self._note(holder, module)
 
     def places_changed(self, _: object = None) -> None:
         """Lets all places be found anew."""
-        self._placed.clear()
         self._ends.clear()
         self._changed()
 
@@ -114,10 +104,6 @@ def dropped_from(known: dict[int, Any], module: torch.nn.Module) -> weakref.ref[
     """Returns a reference to a module whose entry goes with it: another one may get its identity."""
     key = id(module)
     return weakref.ref(module, lambda _: known.pop(key, None))
-
-
-def _is_another(module: torch.nn.Module | None, than: torch.nn.Module) -> bool:
-    return module is not None and module is not than  # not by `==`: a class may define it
 
 
 def _is_container(module: torch.nn.Module) -> bool:
