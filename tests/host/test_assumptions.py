@@ -16,9 +16,9 @@ from torch import nn
 
 from habana_mp import cli, hmp
 from habana_mp.common import ledger
+from habana_mp.patches.all import EXCHANGES
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools.named_functions import functions_of
-from habana_mp.patches.torch.exchanged_functions import EXCHANGES
 from helpers.processes import printed_by_each
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -30,8 +30,6 @@ class Exchange(NamedTuple):
     assumption: Assumption
     #: The number of arguments that the replacement takes by position.
     positional: int = 0
-    #: Names that the function's own code must use, because the replacement relies on them.
-    names: tuple[str, ...] = ()
     #: True if the module needs to have only one of them.
     some: bool = False
 
@@ -118,7 +116,4 @@ class ExchangedFunctions(WhenImported):
             takes_any = code.co_flags & inspect.CO_VARARGS
             if not takes_any and code.co_argcount < self._exchange.positional:
                 raise UnmetError(f"{full_name(function)} takes fewer arguments")
-            known = (*code.co_varnames, *code.co_names)
-            if not all(name in known for name in self._exchange.names):
-                raise UnmetError(f"{full_name(function)} does not know {', '.join(self._exchange.names)}")
         return True

@@ -102,5 +102,5 @@ EXCHANGES = (
     Exchange(not_held, EXCHANGES_TENSORS, assumption=_SWAP),
     Exchange(unfused, ASKS_FOR_FUSED, assumption=_MODULES),
     Exchange(fused_if_nested, TAKES_NESTED, assumption=_MODULES, positional=1),
-    Exchange(compared_as_cast, COMPARES_DTYPES, assumption=_MODULES, positional=2, names=("_flat_weights",)),
+    Exchange(compared_as_cast, COMPARES_DTYPES, assumption=_MODULES, positional=2),
 )
