@@ -13,8 +13,7 @@ from fnmatch import fnmatchcase as fnmatch
 from typing import Any, NamedTuple
 
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.patches.tools.exchange import Call, full_name, require_exchange
-from habana_mp.patches.tools.patch import Settings
+from habana_mp.patches.tools.exchange import Call, full_name
 from habana_mp.patches.tools.when_imported import WhenImported
 
 #: By module: functions and methods. ``*.method`` stands for every class of the module that defines such a method,
@@ -90,9 +89,6 @@ class ExchangedFunctions(WhenImported):
         self._exchange = exchange
         self._functions = functions
         self._assumption = exchange.assumption
-
-    def check(self, settings: Settings) -> None:
-        require_exchange()
 
     def do(self, module: Any) -> None:
         for function in self._found(module):

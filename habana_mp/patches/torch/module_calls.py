@@ -37,7 +37,8 @@ class ModuleCalls(Patch):
     """Taps the calls of modules."""
 
     def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
+        #: The modules that `within` names; None if it names none.
+        self._named: list[weakref.ref[torch.nn.Module]] | None = None
 
     def check(self, settings: Settings) -> None:
         if not settings.options.lowers_everywhere:
@@ -48,21 +49,17 @@ class ModuleCalls(Patch):
             self.uninstall()
             return
         modules = settings.options.modules
-        references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
-        _core.wait_for_modules(*TAPPED, modules)
-        self._references = references
+        self._named = None if modules is None else [weakref.ref(one, self._wait) for one in modules]
+        self._wait()
         modules_in_graphs.begin("within")
 
-    def _forget(self, gone: weakref.ref[torch.nn.Module]) -> None:
-        """Removes a module that was destroyed: another object may get its address."""
-        for key, reference in list(self._references.items()):
-            if reference is gone:
-                del self._references[key]
-                alive = [one for one in (reference() for reference in self._references.values()) if one is not None]
-                _core.wait_for_modules(*TAPPED, alive)
+    def _wait(self, _: object = None) -> None:
+        """Passes the core the named modules that live: another object may get the address of one that was destroyed."""
+        named = self._named
+        _core.wait_for_modules(*TAPPED, None if named is None else [one for ref in named if (one := ref()) is not None])
 
     def uninstall(self) -> None:
-        self._references = {}
+        self._named = None
         modules_in_graphs.end("within")
         _core.stop_waiting_for_modules()
 
