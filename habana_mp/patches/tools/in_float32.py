@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from habana_mp.patches.tools import precision_of_values as precision
@@ -20,14 +19,9 @@ def in_float32(original: Any, arguments: tuple[Any, ...], keywords: dict[str, An
 
 
 def exactly(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that runs completely in float32."""
-    return run_exactly(original, arguments, keywords)
-
-
-def run_exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs a function with its tensors in float32, and without casts."""
+    """Replaces a function that runs with its tensors in float32, and without casts."""
     if not lists_apply():
-        return function(*arguments, **keywords)
+        return original(*arguments, **keywords)
     arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     with casts_off():
-        return function(*arguments, **keywords)
+        return original(*arguments, **keywords)

@@ -48,27 +48,8 @@ wrappers: dict[str, str] = {}
 _roots: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
 
 
-class _Names:
-    """The names of all modules inside a module, found once, and found again after a change."""
-
-    def __init__(self) -> None:
-        #: By the identity of the outer module.
-        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
-
-    def clear(self) -> None:
-        self._known.clear()
-
-    def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
-        """Returns the names of one module inside another one, the first one first. A shared module has several."""
-        reference, known = self._known.get(id(outer), (None, {}))
-        names = known.get(_identity(inner), []) if reference is not None and reference() is outer else []
-        if not names or any(not _is_at(outer, name, inner) for name in names):
-            found: dict[int, list[str]] = {}
-            for name, module in named_modules(outer):
-                found.setdefault(_identity(module), []).append(name)
-            self._known[id(outer)] = dropped_from(self._known, outer), found
-            names = found.get(_identity(inner), [])
-        return [name for name in names if name]
+#: The names of all modules inside a module, by its identity: found once, and found again after a change.
+_names: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
 
 
 def _identity(module: torch.nn.Module) -> int:
@@ -82,9 +63,6 @@ def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
     for part in name.split(".") if name else ():
         found = None if found is None else part_named(part, found)
     return found is not None and _identity(found) == _identity(module)
-
-
-_names = _Names()
 
 
 def _forget_names() -> None:
@@ -139,15 +117,26 @@ def _held_by(module: torch.nn.Module, around: Sequence[Any]) -> tuple[int, torch
 
 
 def _names_in(module: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
-    """Returns the names of a module inside another one; an empty name for a replica of it."""
-    return [""] if _is_replica_of(module, outer) else _names.of(module, outer)
+    """Returns the names of a module inside another one, the first one first. A shared module has several; a replica of
+    the other module has an empty name."""
+    if _is_replica_of(module, outer):
+        return [""]
+    _, known = _names.get(id(outer), (None, {}))
+    names = known.get(_identity(module), [])
+    if not names or any(not _is_at(outer, name, module) for name in names):
+        found: dict[int, list[str]] = {}
+        for name, inner in named_modules(outer):
+            found.setdefault(_identity(inner), []).append(name)
+        _names[id(outer)] = dropped_from(_names, outer), found
+        names = found.get(_identity(module), [])
+    return [name for name in names if name]
 
 
 def _outermost_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, list[str]]]:
     """Returns the models that hold a module, or what it wraps, with its names there. If no model holds it, returns the
     module itself."""
     inner = unwrapped(module)
-    found = [(one, names) for one in holders.outermost(inner) if (names := _names.of(inner, one))]
+    found = [(one, names) for one in holders.outermost(inner) if (names := _names_in(inner, one))]
     models = [(one, names) for one, names in found if unwrapped(one) is not inner]
     for one, _ in models:
         holders.note_end(one)
@@ -169,11 +158,12 @@ def trees_of(chain: Iterable[Any]) -> list[Tree]:
     found: list[Tree] = []
     running = [one for one in chain if one is not None]
     for place, module in reversed(list(enumerate(running))):
-        if holder := _held_by(module, running[place + 1 :]):
-            _, outer, names = holder
-            found = [Tree(one.outermost, _inside(one.paths, outer, names)) for one in trees[id(outer)]]
-        else:
-            found = [Tree(one, _inside(frozenset({()}), one, names)) for one, names in _outermost_of(module)]
+        held = _held_by(module, running[place + 1 :])
+        found = [
+            Tree(tree.outermost, _inside(tree.paths, outer, names))
+            for outer, names in ([held[1:]] if held else _outermost_of(module))
+            for tree in trees.get(id(outer), [Tree(outer, frozenset({()}))])
+        ]
         trees[id(module)] = found
     return found
 
