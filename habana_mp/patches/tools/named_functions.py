@@ -62,21 +62,16 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
     for name in names:
         owner, _, attribute = name.rpartition(".")
         owners: list[Any] = [module]
-        if name == "*":
-            public = [value for key, value in vars(module).items() if not key.startswith("_")]
-            public = [one for one in public if isinstance(one, types.FunctionType)]
-            found |= {id(one): one for one in public if one.__module__ == module.__name__}
-        elif "*" in owner:
+        if owner:
             owners = [one for key, one in vars(module).items() if isinstance(one, type) and fnmatch(key, owner)]
-            owners = [one for one in owners if one.__module__ == module.__name__]
-        elif owner:
-            owners = [getattr(module, owner, None)]
         for one in owners:
-            value = getattr(one, "__dict__", {}).get(attribute)
-            value = getattr(value, "__func__", value)  # for a class method
-            # A class may have a function of another module.
-            if isinstance(value, types.FunctionType) and ("*" not in owner or value.__module__ == module.__name__):
-                found[id(value)] = value
+            named = vars(one) if attribute == "*" else {attribute: vars(one).get(attribute)}
+            for key, given in named.items():
+                value = getattr(given, "__func__", given)  # for a class method
+                # A module or a class may have a function of another module.
+                is_own = getattr(value, "__module__", None) == module.__name__ and (key == attribute or key[:1] != "_")
+                if isinstance(value, types.FunctionType) and ("*" not in name or is_own):
+                    found[id(value)] = value
     return iter(found.values())
 
 
