@@ -16,6 +16,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
 from habana_mp.patches.torch.export import is_exported_with_rules
 from habana_mp.patches.torch.module_holders import (
     Holders,
@@ -270,3 +271,20 @@ def _root_name(module: Any) -> str:
         name = kind if kind not in taken else next(one for one in numbered if one not in taken)
         known = _roots[id(module)] = dropped_from(_roots, module), name
     return known[1]
+
+
+def noted_afterwards(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs in place of the method that fills a module which is copied or unpickled. torch calls no hook for the modules
+    that it holds."""
+    result = original(*arguments, **keywords)
+    holders.note_parts(arguments[0])
+    return result
+
+
+_FILLED = assumption_of_functions(
+    "torch.methods-that-fill-modules",
+    "a module that is copied or unpickled is filled by `Module.__setstate__`",
+    "a part of a copied model that is called alone has no path, so that no rule by module applies",
+)
+
+EXCHANGES = (Exchange(noted_afterwards, {"torch.nn.modules.module": ("Module.__setstate__",)}, _FILLED, positional=1),)
