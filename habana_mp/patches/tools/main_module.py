@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
-#: What Python itself calls for both. It runs a module as the `__main__` there is.
+#: Python itself calls this function for both. It runs a module as the `__main__` there is.
 _run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
 
 

@@ -98,7 +98,7 @@ class ModelResults(Patch):
 
 
 class _Form(NamedTuple):
-    """What a graph has for a call of a module."""
+    """Says how a graph makes the call of a module."""
 
     #: The number of the region in which the call runs, or -1 if it runs in the same one.
     region: int
@@ -114,7 +114,7 @@ class ModulesInGraphs(WhenImported):
     def __init__(self) -> None:
         super().__init__()
         self._users: set[str] = set()
-        #: The modules whose calls are traced, from the outermost on, and what the graph has for each of these calls.
+        #: The modules whose calls are traced, from the outermost on, and how the graph makes each of these calls.
         self._being_called: list[tuple[torch.nn.Module, Any] | None] = []
         self._forms: list[_Form] = []
         #: The lower precision, if what leaves a model becomes float32.
