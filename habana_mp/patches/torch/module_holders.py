@@ -112,19 +112,8 @@ def _is_container(module: torch.nn.Module) -> bool:
 
 def parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules that a module holds itself."""
-    return [one for one in values_in(vars(module).get("_modules")) if one is not None]
-
-
-def part_named(name: str, module: torch.nn.Module) -> torch.nn.Module | None:
-    """Returns the module that a module holds under this name, or None."""
-    named: Any = vars(module).get("_modules")
-    return named[name] if named is not None and name in named else None
-
-
-def values_in(named: Any) -> list[Any]:
-    """Returns what a module has in `_parameters`, `_buffers` or `_modules`. Each is a dictionary, or in a module that
-    torch.jit compiled an object with some of a dictionary's methods. The list is empty for any other object."""
-    return list(named.values()) if hasattr(type(named), "values") else []
+    named = vars(module).get("_modules")  # None in a module that is being made
+    return [] if named is None else [one for one in named.values() if one is not None]
 
 
 def modules_in(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -147,7 +136,7 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     def walk(one: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
         yield name, one
         entered.add(id(one))
-        parts = vars(one).get("_modules")  # None in a module that is being made
+        parts = vars(one).get("_modules")
         for part_name, part in [] if parts is None else list(parts.items()):
             if part is not None and id(part) not in entered:
                 yield from walk(part, f"{name}.{part_name}" if name else part_name)

@@ -23,7 +23,6 @@ from habana_mp.patches.torch.module_holders import (
     all_modules,
     dropped_from,
     named_modules,
-    part_named,
     parts_of,
 )
 from habana_mp.policy.kept import AS_EXPORTED, precision_kept_in
@@ -62,7 +61,8 @@ def _identity(module: torch.nn.Module) -> int:
 def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
     found: Any = outer
     for part in name.split(".") if name else ():
-        found = None if found is None else part_named(part, found)
+        parts = {} if found is None else vars(found).get("_modules")
+        found = parts[part] if parts is not None and part in parts else None
     return found is not None and _identity(found) == _identity(module)
 
 
