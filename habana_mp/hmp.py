@@ -23,7 +23,8 @@ from habana_mp.common.errors import HmpWarning, ListError, warn
 from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
-from habana_mp.patches.torch import autocast_regions, stored_values, watched_calls
+from habana_mp.patches.tools.tapped_calls import require_tap
+from habana_mp.patches.torch import autocast_regions, stored_values
 from habana_mp.policy.exact import exact_code
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
@@ -143,7 +144,7 @@ def convert(options: Options) -> None:
             "hmp.convert was called in a worker of a DataLoader, where nothing is lowered: call it in the main process"
         )
     if options.report != "operations":
-        watched_calls.check()
+        require_tap()
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
     with locks.installation:
         policy, start = _make_policy(level, options)

@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from habana_mp.diagnosis.exact import RandomState, is_lower
+from habana_mp.patches.torch.optimizer_steps import step_copy
 from habana_mp.patches.torch.reductions import reductions
-from habana_mp.patches.torch.unwrapped_steps import step_copy
 
 Named = dict[str, torch.Tensor]
 _Converter = Callable[[torch.Tensor], torch.Tensor]

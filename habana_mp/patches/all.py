@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from habana_mp.patches.libraries import library_patches
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch import autograd_hooks, checkpoint, checks_of_dtypes, module_paths, without_casts
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.begun_backwards import LowerLosses
@@ -19,18 +20,24 @@ from habana_mp.patches.torch.dynamo import (
     nothing_compiled,
 )
 from habana_mp.patches.torch.exact_code_in_graphs import ResumedExactCode, exact_code_in_graphs
-from habana_mp.patches.torch.exchanged_functions import exchanged_functions
 from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
 from habana_mp.patches.torch.memory import Memory
-from habana_mp.patches.torch.model_results import ModelResults
-from habana_mp.patches.torch.module_calls import ModuleCalls
-from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
+from habana_mp.patches.torch.module_calls import ModelResults, ModuleCalls
+from habana_mp.patches.torch.optimizer_steps import OptimizerSteps, UnwrappedSteps
 from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode
 from habana_mp.patches.torch.stored_values import StoredValues
-from habana_mp.patches.torch.unwrapped_steps import UnwrappedSteps
 from habana_mp.patches.torch.weight_cache import WeightCache
+
+#: The named functions of torch that are replaced by others.
+EXCHANGES = (
+    *without_casts.EXCHANGES,
+    *autograd_hooks.EXCHANGES,
+    *checks_of_dtypes.EXCHANGES,
+    *module_paths.EXCHANGES,
+    *checkpoint.EXCHANGES,
+)
 
 
 def all_patches() -> tuple[Patch, ...]:
@@ -54,7 +61,7 @@ def all_patches() -> tuple[Patch, ...]:
         RegionsInExport(),
         exact_code_in_graphs,
         ResumedExactCode(),
-        *exchanged_functions(),
+        *(patch for exchange in EXCHANGES for patch in exchange.patches()),
         *library_patches(),
         graphs_of_accelerators,
         WeightCache(),

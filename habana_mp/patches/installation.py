@@ -11,10 +11,10 @@ from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.bound import bind_torch
 from habana_mp.common.computed_once import computed_once
-from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES
+from habana_mp.patches.tools.tapped_calls import can_tap
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
 from habana_mp.patches.torch.equivalent_functions import set_equivalent_functions
@@ -181,7 +181,7 @@ class Installation:
         with locks.installation:
             policies = self._policies() if self._is_ours else []
             steered = bool(policies) and (kept.are_there_kept() or any(one.module_rules for one in policies))
-            if steered or (any(one.exact.names for one in policies) and direct_calls.can_tap()):
+            if steered or (any(one.exact.names for one in policies) and can_tap()):
                 if anew or not self._rules_in_modules.is_on:
                     self._rules_in_modules.begin()
                     forget_compiled_code()

@@ -58,13 +58,6 @@ def set_kept(module: torch.nn.Module | type[torch.nn.Module], precision: str | N
     _State.listener()
 
 
-def copy_kept(module: torch.nn.Module, copied: torch.nn.Module) -> None:
-    """Keeps a copy in the precision in which the module itself is kept."""
-    if ATTRIBUTE in vars(module):
-        vars(copied)[ATTRIBUTE] = vars(module)[ATTRIBUTE]
-        _State.listener()
-
-
 def precision_kept_in(module: object) -> str | None:
     """Returns the precision in which a module itself is kept, or None."""
     instance = getattr(module, "__dict__", {})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from habana_mp.common.places import frames, is_passed_over
-from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS
 from habana_mp.patches.torch.module_paths import module_name
 from habana_mp.patches.torch.watched_calls import compiler_files
 from habana_mp.reporting.records import short_place
@@ -46,13 +46,13 @@ class Origin:
 
 def here() -> Origin:
     """Returns the origin of the call that runs."""
-    code_of_calls, compilers = direct_calls.code_of_calls(), compiler_files()
+    compilers = compiler_files()
     place: tuple[str, int] | None = None
     modules: list[torch.nn.Module] = []
     is_compiled = False
     for frame in frames():
         code = frame.f_code
-        if code is code_of_calls:
+        if code is CODE_OF_CALLS:
             module = frame.f_locals.get("self")
             if isinstance(module, torch.nn.Module):
                 modules.append(module)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from habana_mp.common import locks
 from habana_mp.patches.installation import installation
+from habana_mp.patches.tools.tapped_calls import require_tap
 from habana_mp.patches.torch import watched_calls
 from habana_mp.policy.options import DETAILS, Detail, checked_detail
 from habana_mp.reporting.counting import stopwatch
@@ -102,5 +103,5 @@ def watch(detail: Detail = "lines") -> Watch:
     """
     wanted = checked_detail("detail", detail)
     if wanted != "operations":
-        watched_calls.check()
+        require_tap()
     return Watch(wanted)

@@ -84,7 +84,7 @@ class Script:
             main_module.run_module(self.name)
         elif self._is_folder():
             _begin_path_with(_from_here(self.name), always=True)
-            main_module.run_folder(self.name)
+            main_module.run_folder()
         else:
             _begin_path_with(os.path.dirname(os.path.realpath(self.name)))
             self._run_file()

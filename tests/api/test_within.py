@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
-import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -363,40 +362,6 @@ def test_restore_within_a_module_ends_its_casts() -> None:
     assert Layer()(X).dtype is FP32
     hmp.convert(within="modules")
     assert dtypes(step(Layer(), X)) == STEP
-
-
-# ---- calls that the interpreter may run past the function's slot -----------------------------------------------------
-
-
-def call_directly(module: nn.Module, *args: Any) -> Any:
-    return module._call_impl(*args)
-
-
-def call_function(module: nn.Module, x: torch.Tensor) -> Any:
-    return nn.Module._call_impl(module, x)
-
-
-DIRECT = [call_directly, call_function]
-
-
-@each("ran_before", [False, True])
-@each("call", DIRECT)
-def test_a_direct_call_of_call_impl_is_the_call_of_a_module(
-    call: Callable[[nn.Module, torch.Tensor], torch.Tensor], ran_before: bool
-) -> None:
-    call = types.FunctionType(call.__code__.replace(), globals())
-    layer = nn.Linear(8, 4)
-    for _ in range(300 if ran_before else 0):  # until the interpreter has specialized the call
-        call(layer, X)
-    for within in ("modules", layer, nn.Linear(8, 4)):
-        hmp.convert(within=within)
-        expected = FP32 if isinstance(within, nn.Linear) and within is not layer else BF16
-        for _ in range(100 if ran_before else 1):
-            assert call(layer, X).dtype is expected
-        assert layer(X).dtype is expected
-        assert (X @ X.t()).dtype is FP32
-        hmp.restore()
-        assert call(layer, X).dtype is FP32
 
 
 # ---- with the rest of torch ------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from torch import nn
 
 from habana_mp import cli, hmp
 from habana_mp.common import ledger
+from habana_mp.patches.all import EXCHANGES
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools.named_functions import functions_of
-from habana_mp.patches.torch.exchanged_functions import EXCHANGES
 from helpers.processes import printed_by_each
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -32,13 +32,10 @@ GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
-    "torch.pytree",
 }
 
 #: A training on the CPU that is not compiled, watched or restricted to modules does not rely on these.
 NOT_ASKED_BY_TRAINING = {
-    "cpython.function-slot",
-    "cpython.run-module-as-main",
     "torch.compile-context",
     "torch.dispatch-modes",
     "torch.dynamo-callback",
@@ -54,7 +51,6 @@ NOT_ASKED_BY_TRAINING = {
     "torch.inductor-pass",
     "torch.inductor-settings",
     "torch.module-calls",
-    "torch.module-calls-in-reports",
     "torch.streams-of-accelerators",
 }
 
@@ -186,9 +182,8 @@ print(*(name for name, *_, state in ledger.rows() if state != "not asked yet"), 
     ("name", "options"),
     [
         ("torch.module-calls", {"within": "modules"}),
-        ("cpython.function-slot", {"within": "modules"}),
-        ("torch.module-calls-in-reports", {"report": "modules"}),
-        ("cpython.function-slot", {"report": "lines"}),
+        ("torch.module-calls", {"report": "modules"}),
+        ("torch.module-calls", {"report": "lines"}),
     ],
 )
 def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_tapped(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.fx import symbolic_trace
 
 from habana_mp import hmp
 from helpers.lists import Converter
@@ -80,16 +79,6 @@ def test_a_part_of_a_kept_module_is_kept_when_it_is_called_alone(converted: Conv
     assert model.layers[0].proj(inputs()).dtype is FP32
     hmp.keep(model.layers[0], "bf16")
     assert precisions([model.layers[0](inputs())]) == [LOWERED]
-
-
-@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_graph_module_is_kept(converted: Converter, make_copy: Callable[[Any], Any]) -> None:
-    converted(bf16=["linear"])
-    made: Any = hmp.keep(symbolic_trace(nn.Sequential(nn.Linear(8, 8))))
-    assert made(inputs()).dtype is FP32
-    assert make_copy(made)(inputs()).dtype is FP32
-    hmp.keep(made, precision=None)
-    assert make_copy(made)(inputs()).dtype is BF16
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {

@@ -21,9 +21,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import lr_scheduler, swa_utils
 
 from habana_mp import hmp
+from habana_mp.patches.all import EXCHANGES
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools import named_functions
-from habana_mp.patches.torch import exchanged_functions
 from helpers.comparing import assert_same, assert_unchanged, seeded, tensors
 from helpers.each import each
 from helpers.lists import Converter
@@ -217,9 +217,7 @@ HALVES = ("_clip_grads_with_norm_", "_get_total_norm")
 
 
 def test_the_functions_that_make_state_exist_in_this_torch() -> None:
-    for name, functions in itertools.chain(
-        *(one.table.items() for one in (*exchanged_functions.EXCHANGES, *exchanges()))
-    ):
+    for name, functions in itertools.chain(*(one.table.items() for one in (*EXCHANGES, *exchanges()))):
         # All modules of torchvision are asked for the same, and none has all of it.
         if name.startswith("torchvision."):
             assert list(named_functions.functions_of(import_torchvision(name), functions)), name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from habana_mp.patches.tools.in_float32 import run_exactly
+from habana_mp.patches.tools.in_float32 import exactly
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 
 EXACT_PACKAGES = ("torchmetrics",)
@@ -19,7 +19,7 @@ def given_exact_method(original: Any, arguments: tuple[Any, ...], keywords: dict
 
     @functools.wraps(method)
     def exact(*given: Any, **named: Any) -> Any:
-        return run_exactly(method, given, named)
+        return exactly(method, given, named)
 
     return original(owner, exact)
 

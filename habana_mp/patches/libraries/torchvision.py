@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from habana_mp.patches.tools.casts_off import without_casts
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_library
-from habana_mp.patches.tools.without_casts import without_casts
 
 _FUNCTIONS = assumption_of_library("torchvision", "prepare data")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from habana_mp.patches.tools.casts_off import without_casts
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library, functions_of
 from habana_mp.patches.tools.region_dtypes import lists_apply
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.tools.without_casts import without_casts
 
 _NAMES = ("*Rotary*.forward",)
 
@@ -67,9 +67,7 @@ EXCHANGES = (
         _FUNCTIONS,
     ),
     # It switches autocast off for a block, but only if it finds autocast on (rule 10).
-    Exchange(
-        protected, {"transformers.utils.generic": ("maybe_autocast",)}, _FUNCTIONS, positional=3, names=("enabled",)
-    ),
+    Exchange(protected, {"transformers.utils.generic": ("maybe_autocast",)}, _FUNCTIONS, positional=3),
 )
 
 PATCHES = (RotaryEmbeddings,)

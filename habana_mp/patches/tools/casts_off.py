@@ -1,4 +1,4 @@
-"""A block in which nothing is cast, for the patches and for ``hmp.disable_casts``."""
+"""A block in which nothing is cast, for the patches and for ``hmp.disable_casts``, and functions that run in one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core
+from habana_mp.patches.tools.region_dtypes import lists_apply
 
 
 class CastsOff:
@@ -29,3 +30,11 @@ def casts_off(block: type[CastsOff] = CastsOff) -> AbstractContextManager[Any]:
     if torch.compiler.is_compiling():
         return torch.autocast(_core.disabled_flag, dtype=torch.bfloat16)
     return block()
+
+
+def without_casts(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that creates state or prepares data (rule 11)."""
+    if not lists_apply():  # functions that prepare data call one another
+        return original(*arguments, **keywords)
+    with casts_off():
+        return original(*arguments, **keywords)

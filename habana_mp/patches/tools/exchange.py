@@ -16,16 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from habana_mp.common.exchanged_code import remember
-from habana_mp.common.ledger import Assumption, require
 
 _PLACEHOLDER = "habana_mp: replaced by the function to call"
-
-_CODE = Assumption(
-    "cpython.exchanged-code",
-    assumed="a function of Python takes another code object with the same free variables, and then runs that",
-    check="it is done to a function of our own, with its arguments of each kind",
-    otherwise="convert refuses",
-)
 
 #: What replaces a function: it gets the original, the arguments and the keywords.
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -34,11 +26,6 @@ Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 replaced: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
 _MISSING = object()
-
-
-def require_exchange() -> None:
-    """Raises if the code of functions cannot be replaced."""
-    require(_CODE, _exchanges_code)
 
 
 def untouched(function: types.FunctionType) -> types.FunctionType:
@@ -164,24 +151,3 @@ def forwarding_code(function: types.FunctionType, call: str | Callable[..., Any]
 
 def _inner_code(code: types.CodeType) -> types.CodeType:
     return next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-
-
-@functools.cache
-def _exchanges_code() -> bool:
-    outer = object()
-
-    def sample(a: Any, /, b: Any = 2, *c: Any, d: Any = 4, **e: Any) -> Any:
-        return outer, a, b, c, d, e
-
-    expected = sample(1), sample(1, 3, 5, d=6, f=7)
-    given = []
-
-    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        given.append(arguments)
-        return original(*arguments, **keywords)
-
-    exchanged = Exchanged()
-    exchanged.replace(sample, call)
-    got = sample(1), sample(1, 3, 5, d=6, f=7)
-    exchanged.put_back()
-    return got == expected == (sample(1), sample(1, 3, 5, d=6, f=7)) and given == [(1, 2), (1, 3, 5)]

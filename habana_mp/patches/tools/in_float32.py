@@ -1,33 +1,47 @@
-"""Replacements for functions that run in float32."""
+"""Values in the precision that other code expects, and replacements for functions that run in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from habana_mp.patches.tools import precision_of_values as precision
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.precision_of_values import is_packed_sequence
 from habana_mp.patches.tools.pytree import tree_map
 from habana_mp.patches.tools.region_dtypes import lists_apply
+
+CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def in_precision_of(dtype: torch.dtype, value: Any) -> Any:
+    """Returns a tensor in this dtype, as autograd expects, if both dtypes are castable. Else the value is unchanged."""
+    if isinstance(value, torch.Tensor) and value.dtype in CASTABLE and dtype in CASTABLE:
+        return value.to(dtype)
+    return value
+
+
+def is_packed_sequence(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
+
+
+def value_in_float32(value: Any) -> Any:
+    """Returns a tensor in lower precision as float32, and any other value unchanged."""
+    is_lower = isinstance(value, (torch.Tensor, PackedSequence)) and value.data.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_lower else value
 
 
 def in_float32(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function with a kernel for float32 only."""
     if lists_apply():
-        arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
+        arguments, keywords = tree_map(value_in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     return original(*arguments, **keywords)
 
 
 def exactly(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that runs completely in float32."""
-    return run_exactly(original, arguments, keywords)
-
-
-def run_exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs a function with its tensors in float32, and without casts."""
+    """Replaces a function that runs with its tensors in float32, and without casts."""
     if not lists_apply():
-        return function(*arguments, **keywords)
-    arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
+        return original(*arguments, **keywords)
+    arguments, keywords = tree_map(value_in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     with casts_off():
-        return function(*arguments, **keywords)
+        return original(*arguments, **keywords)

@@ -13,8 +13,7 @@ from fnmatch import fnmatchcase as fnmatch
 from typing import Any, NamedTuple
 
 from habana_mp.common.ledger import Assumption, UnmetError, holds
-from habana_mp.patches.tools.exchange import Call, full_name, require_exchange
-from habana_mp.patches.tools.patch import Settings
+from habana_mp.patches.tools.exchange import Call, full_name
 from habana_mp.patches.tools.when_imported import WhenImported
 
 #: By module: functions and methods. ``*.method`` stands for every class of the module that defines such a method,
@@ -30,8 +29,6 @@ class Exchange(NamedTuple):
     assumption: Assumption
     #: The number of arguments that the replacement takes by position.
     positional: int = 0
-    #: Names that the function's own code must use, because the replacement relies on them.
-    names: tuple[str, ...] = ()
     #: True if the module needs to have only one of them.
     some: bool = False
 
@@ -65,21 +62,16 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
     for name in names:
         owner, _, attribute = name.rpartition(".")
         owners: list[Any] = [module]
-        if name == "*":
-            public = [value for key, value in vars(module).items() if not key.startswith("_")]
-            public = [one for one in public if isinstance(one, types.FunctionType)]
-            found |= {id(one): one for one in public if one.__module__ == module.__name__}
-        elif "*" in owner:
+        if owner:
             owners = [one for key, one in vars(module).items() if isinstance(one, type) and fnmatch(key, owner)]
-            owners = [one for one in owners if one.__module__ == module.__name__]
-        elif owner:
-            owners = [getattr(module, owner, None)]
         for one in owners:
-            value = getattr(one, "__dict__", {}).get(attribute)
-            value = getattr(value, "__func__", value)  # for a class method
-            # A class may have a function of another module.
-            if isinstance(value, types.FunctionType) and ("*" not in owner or value.__module__ == module.__name__):
-                found[id(value)] = value
+            named = vars(one) if attribute == "*" else {attribute: vars(one).get(attribute)}
+            for key, given in named.items():
+                value = getattr(given, "__func__", given)  # for a class method
+                # A module or a class may have a function of another module.
+                is_own = getattr(value, "__module__", None) == module.__name__ and (key == attribute or key[:1] != "_")
+                if isinstance(value, types.FunctionType) and ("*" not in name or is_own):
+                    found[id(value)] = value
     return iter(found.values())
 
 
@@ -92,9 +84,6 @@ class ExchangedFunctions(WhenImported):
         self._exchange = exchange
         self._functions = functions
         self._assumption = exchange.assumption
-
-    def check(self, settings: Settings) -> None:
-        require_exchange()
 
     def do(self, module: Any) -> None:
         for function in self._found(module):
@@ -118,7 +107,4 @@ class ExchangedFunctions(WhenImported):
             takes_any = code.co_flags & inspect.CO_VARARGS
             if not takes_any and code.co_argcount < self._exchange.positional:
                 raise UnmetError(f"{full_name(function)} takes fewer arguments")
-            known = (*code.co_varnames, *code.co_names)
-            if not all(name in known for name in self._exchange.names):
-                raise UnmetError(f"{full_name(function)} does not know {', '.join(self._exchange.names)}")
         return True

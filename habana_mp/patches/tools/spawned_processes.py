@@ -44,42 +44,29 @@ class _Called:
         return self._function, tuple(self._arguments)
 
 
-class _Preparation:
-    """The calls in child processes, by their names in that dict. A child reads only the names that it knows."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Callable[[], Call | None]] = {}
-        self._exchanged = Exchanged()
-
-    def put_in(self) -> None:
-        if self.entries or not holds(_preparation, _is_there):
-            return
-        original = multiprocessing.spawn.get_preparation_data
-
-        def get_preparation_data(name: str) -> dict[str, Any]:
-            calls = {entry: call() for entry, call in self.entries.items()}
-            return {**original(name), **{entry: _Called(call) for entry, call in calls.items() if call is not None}}
-
-        self._exchanged.exchange(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
-
-    def take_out(self) -> None:
-        if not self.entries:
-            self._exchanged.put_back()
-
-
-_children = _Preparation()
+#: The calls in child processes, by their names in that dict. A child reads only the names that it knows.
+_entries: dict[str, Callable[[], Call | None]] = {}
+_exchanged = Exchanged()
 
 
 def send_to_children(entry: str, call: Callable[[], Call | None]) -> None:
     """Makes each newly started process make the call that ``call`` returns, unless it is None, before anything else."""
-    _children.put_in()
-    _children.entries[entry] = call
+    if not _entries and holds(_preparation, _is_there):
+        original = multiprocessing.spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, Any]:
+            calls = {entry: call() for entry, call in _entries.items()}
+            return {**original(name), **{entry: _Called(call) for entry, call in calls.items() if call is not None}}
+
+        _exchanged.exchange(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
+    _entries[entry] = call
 
 
 def stop_sending_to_children(entry: str) -> None:
     """Stops sending this entry."""
-    _children.entries.pop(entry, None)
-    _children.take_out()
+    _entries.pop(entry, None)
+    if not _entries:
+        _exchanged.put_back()
 
 
 def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None], *, is_child: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from habana_mp import _core
+from habana_mp.patches.tools.in_float32 import in_precision_of
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
-from habana_mp.patches.tools.precision_of_values import in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_apply, lists_suspended
 
 #: Functions that take a hook of gradients.

@@ -9,9 +9,8 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.in_float32 import in_float32
+from habana_mp.patches.tools.in_float32 import CASTABLE, in_float32, in_precision_of
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
-from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
 #: Functions that the encoder layers call before they use a fused kernel instead of their operations. (The kernel takes
@@ -102,5 +101,5 @@ EXCHANGES = (
     Exchange(not_held, EXCHANGES_TENSORS, assumption=_SWAP),
     Exchange(unfused, ASKS_FOR_FUSED, assumption=_MODULES),
     Exchange(fused_if_nested, TAKES_NESTED, assumption=_MODULES, positional=1),
-    Exchange(compared_as_cast, COMPARES_DTYPES, assumption=_MODULES, positional=2, names=("_flat_weights",)),
+    Exchange(compared_as_cast, COMPARES_DTYPES, assumption=_MODULES, positional=2),
 )

@@ -1,34 +1,29 @@
-"""``convert(within=...)``: the lists apply only while the forward of a module runs.
+"""``convert(within=...)``: the lists apply only while the forward of a module runs. ``convert(results="fp32")``: what
+leaves a model is in float32.
 
-The core taps the calls of modules. It sees no calls in code that torch.compile reads: there a module's call becomes
-a region with a number from the core (``region_dtypes.py``), so that the graph holds its beginning and end.
+The core taps the calls of modules, and converts a tensor that the outermost one returns (src/engine/modules.hpp); it
+calls a function for any other result. It sees no calls in code that torch.compile reads: there a module's call becomes
+a region with a number from the core (``region_dtypes.py``), and the graph has the conversion.
 """
 
 from __future__ import annotations
 
 import types
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, UnmetError, holds, require
-from habana_mp.patches.tools import direct_calls
-from habana_mp.patches.tools.compiled_functions import constant_in_graph
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.patches.tools.compiled_functions import constant_in_graph, run_by_python
 from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
+from habana_mp.patches.tools.tapped_calls import TAPPED, require_tap
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import compile_nothing
 from habana_mp.policy.kept import ATTRIBUTE, are_there_kept
-
-CALLS = Assumption(
-    "torch.module-calls",
-    assumed="`torch.nn.Module._call_impl` runs every call of a module, as a function of Python",
-    check="the core looks at how it is called",
-    otherwise='`convert(within=...)` and `convert(results="fp32")` refuse; without them nothing is missing',
-)
 
 _CALLS_IN_GRAPHS = Assumption(
     "torch.dynamo-module-calls",
@@ -42,40 +37,73 @@ class ModuleCalls(Patch):
     """Taps the calls of modules."""
 
     def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
+        #: The modules that `within` names; None if it names none.
+        self._named: list[weakref.ref[torch.nn.Module]] | None = None
 
     def check(self, settings: Settings) -> None:
         if not settings.options.lowers_everywhere:
-            require(CALLS, can_tap_calls)
+            require_tap()
 
     def install(self, settings: Settings) -> None:
         if settings.options.lowers_everywhere:
             self.uninstall()
             return
         modules = settings.options.modules
-        references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
-        _core.wait_for_modules(*direct_calls.begin("within"), modules)
-        self._references = references
+        self._named = None if modules is None else [weakref.ref(one, self._wait) for one in modules]
+        self._wait()
         modules_in_graphs.begin("within")
 
-    def _forget(self, gone: weakref.ref[torch.nn.Module]) -> None:
-        """Removes a module that was destroyed: another object may get its address."""
-        for key, reference in list(self._references.items()):
-            if reference is gone:
-                del self._references[key]
-                alive = [one for one in (reference() for reference in self._references.values()) if one is not None]
-                _core.wait_for_modules(*direct_calls.begin("within"), alive)
+    def _wait(self, _: object = None) -> None:
+        """Passes the core the named modules that live: another object may get the address of one that was destroyed."""
+        named = self._named
+        _core.wait_for_modules(*TAPPED, None if named is None else [one for ref in named if (one := ref()) is not None])
 
     def uninstall(self) -> None:
-        self._references = {}
+        self._named = None
         modules_in_graphs.end("within")
         _core.stop_waiting_for_modules()
-        direct_calls.end("within")
 
 
-def can_tap_calls() -> bool:
-    direct_calls.check()
-    return True
+class ModelResults(Patch):
+    """Converts what leaves a model."""
+
+    def check(self, settings: Settings) -> None:
+        if settings.options.results_in_float32:
+            require_tap()
+
+    def install(self, settings: Settings) -> None:
+        if not settings.options.results_in_float32:
+            self.uninstall()
+            return
+        dtype = settings.options.lower_dtype
+
+        @run_by_python
+        def convert(result: Any) -> Any:
+            made = InFloat32(dtype)
+            converted = made.of(result)
+            _core.count_model_results(len(made.tensors), sum(one.nbytes for _, one in made.tensors))
+            return converted
+
+        @run_by_python
+        def is_lower(value: Any) -> bool:
+            return holds_dtype(value, dtype)
+
+        _core.convert_model_results(*TAPPED, dtype, is_lower, convert)
+        modules_in_graphs.converted = dtype
+        modules_in_graphs.begin("results")
+
+    def uninstall(self) -> None:
+        modules_in_graphs.end("results")
+        _core.stop_converting_model_results()
+
+
+class _Form(NamedTuple):
+    """Says how a graph makes the call of a module."""
+
+    #: The number of the region in which the call runs, or -1 if it runs in the same one.
+    region: int
+    #: The precision of which the results become float32, or None.
+    lower: torch.dtype | None
 
 
 class ModulesInGraphs(WhenImported):
@@ -86,9 +114,9 @@ class ModulesInGraphs(WhenImported):
     def __init__(self) -> None:
         super().__init__()
         self._users: set[str] = set()
-        #: The modules whose calls are traced as regions, from the outermost on, and the numbers of these.
+        #: The modules whose calls are traced, from the outermost on, and how the graph makes each of these calls.
         self._being_called: list[tuple[torch.nn.Module, Any] | None] = []
-        self._regions: list[int] = []
+        self._forms: list[_Form] = []
         #: The lower precision, if what leaves a model becomes float32.
         self.converted: torch.dtype | None = None
 
@@ -111,21 +139,21 @@ class ModulesInGraphs(WhenImported):
                 return original(*arguments, **keywords)
             traced = _core.TracedCall(called)
             try:
-                converts = traced.is_outermost
-                if traced.region < 0 and not are_there_kept() and not converts:
+                form = _Form(traced.region, self.converted if traced.is_outermost else None)
+                if form.lower is not None and any(one.dtype is form.lower for one in called.parameters()):
+                    form = form._replace(lower=None)
+                if form == (-1, None) and not are_there_kept():
                     return original(*arguments, **keywords)
                 from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 
-                function: Any = _call_in_place if traced.region < 0 else _call_as_region
-                if converts and not any(one.dtype is self.converted for one in called.parameters()):
-                    function = _call_and_convert if traced.region < 0 else _call_as_region_and_convert
                 self._being_called.append((called, tx.output))
-                self._regions.append(traced.region)
+                self._forms.append(form)
                 try:
+                    function: Any = _call
                     return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
                 finally:
                     self._being_called.pop()
-                    self._regions.pop()
+                    self._forms.pop()
             finally:
                 traced.leave()
 
@@ -135,9 +163,9 @@ class ModulesInGraphs(WhenImported):
         for one in _callers(module):
             self.exchanged.replace(one, call)
 
-    def region(self) -> int:
-        """Returns the number of the region of the call that is traced."""
-        return self._regions[-1]
+    def form(self) -> _Form:
+        """Returns the form of the call that is traced."""
+        return self._forms[-1]
 
 
 def _callers(module: Any) -> list[Any]:
@@ -161,39 +189,25 @@ modules_in_graphs = ModulesInGraphs()
 
 @constant_in_graph
 def _number() -> int:
-    return modules_in_graphs.region()
-
-
-def _call_as_region(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read by Dynamo in place of the call of a module that runs in another region."""
-    _guard_on_kept(module)
-    with as_autocast(_number()):
-        return module(*args, **kwargs)
-
-
-def _call_in_place(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read by Dynamo in place of the call of a module that runs in the same region, while there are kept modules."""
-    _guard_on_kept(module)
-    return module(*args, **kwargs)
-
-
-def _call_as_region_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return _converted(_call_as_region, module, args, kwargs)
-
-
-def _call_and_convert(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return _converted(_call_in_place, module, args, kwargs)
-
-
-def _converted(call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    stays = holds_dtype((args, kwargs), _lower())
-    result = call(module, *args, **kwargs)
-    return result if stays else InFloat32(_lower()).of(result)
+    return modules_in_graphs.form().region
 
 
 @constant_in_graph
 def _lower() -> Any:
-    return modules_in_graphs.converted
+    return modules_in_graphs.form().lower
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Read by Dynamo in place of the call of a module."""
+    _guard_on_kept(module)
+    number, lower = _number(), _lower()
+    stays = lower is None or holds_dtype((args, kwargs), lower)
+    if number < 0:
+        result = module(*args, **kwargs)
+    else:
+        with as_autocast(number):
+            result = module(*args, **kwargs)
+    return result if stays else InFloat32(lower).of(result)
 
 
 def _guard_on_kept(module: Any) -> bool:

@@ -22,8 +22,7 @@ class Holders:
         #: have no hash.)
         self._of: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
         self._hook: Any = None
-        #: The modules whose place was looked for, and what is called when one of them gets another one.
-        self._placed: dict[int, weakref.ref[torch.nn.Module]] = {}
+        #: Called when a module gets another place, or may get one.
         self._changed = changed
         #: The modules on whose life places depend, by identity.
         self._ends: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -41,12 +40,7 @@ class Holders:
             self._hook.remove()
             self._hook = None
         self._of.clear()
-        self._placed.clear()
         self._ends.clear()
-
-    def note_place(self, module: torch.nn.Module) -> None:
-        """Notes that the place of this module was looked for."""
-        self._placed[id(module)] = _dropped_from(self._placed, module)
 
     def note_parts(self, module: torch.nn.Module) -> None:
         """Notes what this module holds. torch calls no hook for the parts of a module that was copied or unpickled."""
@@ -70,11 +64,6 @@ class Holders:
             seen.update(map(id, around))
         return list(found.values())
 
-    def are_around(self, module: torch.nn.Module) -> bool:
-        """True if any module holds this one itself."""
-        self.follow()
-        return bool(self._around(module))
-
     def _around(self, module: torch.nn.Module) -> list[torch.nn.Module]:
         _, holders = self._of.get(id(module), (None, []))
         alive = [one for one in (reference() for reference in holders) if one is not None]
@@ -82,8 +71,9 @@ class Holders:
 
     def _note(self, holder: torch.nn.Module, part: torch.nn.Module) -> None:
         reference, holders = self._of.get(id(part), (None, []))
-        others = [one for one in holders if _is_another(one(), holder)]
-        self._of[id(part)] = reference or _dropped_from(self._of, part), [*others, weakref.ref(holder)]
+        # not by `==`: a class may define it
+        others = [one for one in holders if (other := one()) is not None and other is not holder]
+        self._of[id(part)] = reference or dropped_from(self._of, part), [*others, weakref.ref(holder)]
 
     def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
         """True if the holder is a container that belongs to no module, and gets a module that has a place: as the one
@@ -93,20 +83,15 @@ class Holders:
     def _registered(self, holder: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
         if module is not None and self._is_selection(holder, module):
             return
-        before = part_named(name, holder)
-        for given in (module, before):
-            if given is not None and any(id(one) in self._placed for one in modules_in(given)):
-                self.places_changed()
-        if module is None:
-            return
-        for one in modules_in(module):
-            if _is_container(one):
-                self.note_parts(one)  # it may have been a selection until now
-        self._note(holder, module)
+        self.places_changed()
+        if module is not None:
+            for one in modules_in(module):
+                if _is_container(one):
+                    self.note_parts(one)  # it may have been a selection until now
+            self._note(holder, module)
 
     def places_changed(self, _: object = None) -> None:
         """Lets all places be found anew."""
-        self._placed.clear()
         self._ends.clear()
         self._changed()
 
@@ -115,14 +100,10 @@ class Holders:
         self._ends[id(holder)] = weakref.ref(holder, self.places_changed)
 
 
-def _dropped_from(known: dict[int, Any], module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
+def dropped_from(known: dict[int, Any], module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
     """Returns a reference to a module whose entry goes with it: another one may get its identity."""
     key = id(module)
     return weakref.ref(module, lambda _: known.pop(key, None))
-
-
-def _is_another(module: torch.nn.Module | None, than: torch.nn.Module) -> bool:
-    return module is not None and module is not than  # not by `==`: a class may define it
 
 
 def _is_container(module: torch.nn.Module) -> bool:
@@ -131,19 +112,8 @@ def _is_container(module: torch.nn.Module) -> bool:
 
 def parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules that a module holds itself."""
-    return [one for one in values_in(vars(module).get("_modules")) if one is not None]
-
-
-def part_named(name: str, module: torch.nn.Module) -> torch.nn.Module | None:
-    """Returns the module that a module holds under this name, or None."""
-    named: Any = vars(module).get("_modules")
-    return named[name] if named is not None and name in named else None
-
-
-def values_in(named: Any) -> list[Any]:
-    """Returns what a module has in `_parameters`, `_buffers` or `_modules`. Each is a dictionary, or in a module that
-    torch.jit compiled an object with some of a dictionary's methods. The list is empty for any other object."""
-    return list(named.values()) if hasattr(type(named), "values") else []
+    named = vars(module).get("_modules")  # None in a module that is being made
+    return [] if named is None else [one for one in named.values() if one is not None]
 
 
 def modules_in(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -166,7 +136,7 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     def walk(one: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
         yield name, one
         entered.add(id(one))
-        parts = vars(one).get("_modules")  # None in a module that is being made
+        parts = vars(one).get("_modules")
         for part_name, part in [] if parts is None else list(parts.items()):
             if part is not None and id(part) not in entered:
                 yield from walk(part, f"{name}.{part_name}" if name else part_name)

@@ -7,17 +7,24 @@ whose forward runs, or the larger module that holds it if it is called alone, as
 from __future__ import annotations
 
 import atexit
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
 from habana_mp.patches.torch.export import is_exported_with_rules
-from habana_mp.patches.torch.module_holders import Holders, all_modules, named_modules, part_named, parts_of
+from habana_mp.patches.torch.module_holders import (
+    Holders,
+    all_modules,
+    dropped_from,
+    named_modules,
+    parts_of,
+)
 from habana_mp.policy.kept import AS_EXPORTED, precision_kept_in
 from habana_mp.policy.patterns import Path
 
@@ -36,71 +43,13 @@ _WRAPPERS = {
 wrappers: dict[str, str] = {}
 
 
-class _Roots:
-    """Names of root modules: the name of the class, with a number from 2 on while others of the class live."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
-        #: By class: how many live, and the last number.
-        self._living: dict[str, int] = {}
-        self._last: dict[str, int] = {}
-
-    def name_of(self, module: torch.nn.Module, kind: str) -> str:
-        known = self._names.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        self._living[kind] = self._living.get(kind, 0) + 1
-        number = self._last[kind] = self._last.get(kind, 0) + 1
-        name = kind if number == 1 else f"{kind}#{number}"
-        self._names[id(module)] = weakref.ref(module, partial(self._forget, id(module), kind)), name
-        return name
-
-    def _forget(self, key: int, kind: str, gone: weakref.ref[torch.nn.Module]) -> None:
-        known = self._names.get(key)
-        if known is not None and known[0] is gone:
-            del self._names[key]
-        self._living[kind] -= 1
-        if not self._living[kind]:
-            del self._living[kind], self._last[kind]
+#: Root modules by identity, and their names: the name of the class, with the first number from 2 on that no other one
+#: has if others of the class live.
+_roots: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
 
 
-_roots = _Roots()
-
-
-class _Names:
-    """The names of all modules inside a module, found once, and found again after a change."""
-
-    def __init__(self) -> None:
-        #: By the identity of the outer module: the names, and the classes of modules that have none.
-        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]], set[type]]] = {}
-
-    def clear(self) -> None:
-        self._known.clear()
-
-    def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
-        """Returns the names of one module inside another one, the first one first. A shared module has several.
-
-        A search that fails is not repeated for modules of that class that no module holds: a forward may make one in
-        each call."""
-        reference, known, nameless = self._known.get(id(outer), (None, {}, set()))
-        if reference is None or reference() is not outer:
-            known, nameless = {}, set()
-        names = known.get(_identity(inner), [])
-        if not names and type(inner) in nameless and not holders.are_around(inner):
-            return []
-        if not names or any(not _is_at(outer, name, inner) for name in names):
-            found: dict[int, list[str]] = {}
-            for name, module in named_modules(outer):
-                found.setdefault(_identity(module), []).append(name)
-            self._known[id(outer)] = weakref.ref(outer, partial(self._forget, id(outer))), found, nameless
-            names = found.get(_identity(inner), [])
-            if not names:
-                nameless.add(type(inner))
-        return [name for name in names if name]
-
-    def _forget(self, key: int, gone: weakref.ref[torch.nn.Module]) -> None:
-        if key in self._known and self._known[key][0] is gone:
-            del self._known[key]
+#: The names of all modules inside a module, by its identity: found once, and found again after a change.
+_names: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
 
 
 def _identity(module: torch.nn.Module) -> int:
@@ -112,11 +61,9 @@ def _identity(module: torch.nn.Module) -> int:
 def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
     found: Any = outer
     for part in name.split(".") if name else ():
-        found = None if found is None else part_named(part, found)
+        parts = {} if found is None else vars(found).get("_modules")
+        found = parts[part] if parts is not None and part in parts else None
     return found is not None and _identity(found) == _identity(module)
-
-
-_names = _Names()
 
 
 def _forget_names() -> None:
@@ -148,7 +95,6 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
     """Returns the place of a module among the modules around it: the number of modules to go outwards (-1 for a root),
     its name there, and the name of its class. Its name is empty if it has no place of its own in a path."""
     kind = type(module).__name__
-    holders.note_place(module)
     if found := _held_by(module, around):
         steps, outer, names = found
         return steps, ".".join(path_in(outer, names[0])), kind
@@ -172,15 +118,26 @@ def _held_by(module: torch.nn.Module, around: Sequence[Any]) -> tuple[int, torch
 
 
 def _names_in(module: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
-    """Returns the names of a module inside another one; an empty name for a replica of it."""
-    return [""] if _is_replica_of(module, outer) else _names.of(module, outer)
+    """Returns the names of a module inside another one, the first one first. A shared module has several; a replica of
+    the other module has an empty name."""
+    if _is_replica_of(module, outer):
+        return [""]
+    _, known = _names.get(id(outer), (None, {}))
+    names = known.get(_identity(module), [])
+    if not names or any(not _is_at(outer, name, module) for name in names):
+        found: dict[int, list[str]] = {}
+        for name, inner in named_modules(outer):
+            found.setdefault(_identity(inner), []).append(name)
+        _names[id(outer)] = dropped_from(_names, outer), found
+        names = found.get(_identity(module), [])
+    return [name for name in names if name]
 
 
 def _outermost_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, list[str]]]:
     """Returns the models that hold a module, or what it wraps, with its names there. If no model holds it, returns the
     module itself."""
     inner = unwrapped(module)
-    found = [(one, names) for one in holders.outermost(inner) if (names := _names.of(inner, one))]
+    found = [(one, names) for one in holders.outermost(inner) if (names := _names_in(inner, one))]
     models = [(one, names) for one, names in found if unwrapped(one) is not inner]
     for one, _ in models:
         holders.note_end(one)
@@ -202,11 +159,12 @@ def trees_of(chain: Iterable[Any]) -> list[Tree]:
     found: list[Tree] = []
     running = [one for one in chain if one is not None]
     for place, module in reversed(list(enumerate(running))):
-        if holder := _held_by(module, running[place + 1 :]):
-            _, outer, names = holder
-            found = [Tree(one.outermost, _inside(one.paths, outer, names)) for one in trees[id(outer)]]
-        else:
-            found = [Tree(one, _inside(frozenset({()}), one, names)) for one, names in _outermost_of(module)]
+        held = _held_by(module, running[place + 1 :])
+        found = [
+            Tree(tree.outermost, _inside(tree.paths, outer, names))
+            for outer, names in ([held[1:]] if held else _outermost_of(module))
+            for tree in trees.get(id(outer), [Tree(outer, frozenset({()}))])
+        ]
         trees[id(module)] = found
     return found
 
@@ -306,4 +264,27 @@ def _root_name(module: Any) -> str:
     kind = type(module).__name__
     if getattr(module, "_is_replica", False):
         return kind
-    return _roots.name_of(module, kind)
+    known = _roots.get(id(module))
+    if known is None or known[0]() is not module:
+        taken = {name for reference, name in _roots.values() if reference() is not None}
+        numbered = (f"{kind}#{number}" for number in itertools.count(2))
+        name = kind if kind not in taken else next(one for one in numbered if one not in taken)
+        known = _roots[id(module)] = dropped_from(_roots, module), name
+    return known[1]
+
+
+def noted_afterwards(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs in place of the method that fills a module which is copied or unpickled. torch calls no hook for the modules
+    that it holds."""
+    result = original(*arguments, **keywords)
+    holders.note_parts(arguments[0])
+    return result
+
+
+_FILLED = assumption_of_functions(
+    "torch.methods-that-fill-modules",
+    "a module that is copied or unpickled is filled by `Module.__setstate__`",
+    "a part of a copied model that is called alone has no path, so that no rule by module applies",
+)
+
+EXCHANGES = (Exchange(noted_afterwards, {"torch.nn.modules.module": ("Module.__setstate__",)}, _FILLED, positional=1),)

@@ -17,10 +17,9 @@ from habana_mp.patches.tools import torch_files
 from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch import autocast_regions
-from habana_mp.patches.torch.optimizer_steps import code_around_steps
+from habana_mp.patches.torch.optimizer_steps import code_around_steps, in_step
 from habana_mp.patches.torch.stored_values import look_at_value
 from habana_mp.patches.torch.uncounted_writers import operator_found, uncounted_writers
-from habana_mp.patches.torch.unwrapped_steps import in_step
 
 _BUILTINS = Assumption(
     "torch.tapped-builtins",

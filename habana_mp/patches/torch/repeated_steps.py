@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence
 
 from habana_mp.patches.tools.exchange import Exchanged
-from habana_mp.patches.tools.precision_of_values import is_packed_sequence
+from habana_mp.patches.tools.in_float32 import is_packed_sequence
 from habana_mp.patches.tools.pytree import tree_map
 
 

@@ -14,8 +14,8 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import warn
-from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.tools.tapped_calls import TAPPED
 from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.dynamo import compile_nothing
 from habana_mp.patches.torch.export import exported_programs
@@ -39,18 +39,14 @@ class RulesInModules:
         self._policy_of = policy_of
         #: The rule sets by what determines them.
         self._numbers: dict[tuple[int, str | tuple[Effect, ...]], int] = {}
-        #: The patterns that were compared with a model: those without a match were warned about.
-        self._told: set[str] = set()
-        #: What models disagree about, and was warned about.
-        self._disputed: set[object] = set()
-        self.is_on = self._has_told_of_many = False
+        #: What was warned about, and the patterns that were compared with a model.
+        self._told: set[object] = set()
+        self.is_on = False
         self._resolver = run_by_python(self._number)
 
     def forget_warnings(self) -> None:
         """Lets each warning be given again."""
         self._told.clear()
-        self._disputed.clear()
-        self._has_told_of_many = False
 
     def begin(self) -> None:
         """Makes the rules depend on the running module, from now on. Forgets the rule sets that were found before."""
@@ -58,7 +54,7 @@ class RulesInModules:
         self._numbers.clear()
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
-        _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
+        _core.put_rules_in_modules(*TAPPED, self._resolver)
         modules_in_graphs.begin("rules")
         exported_programs.install()
 
@@ -68,7 +64,6 @@ class RulesInModules:
             exported_programs.uninstall()
             modules_in_graphs.end("rules")
             _core.take_rules_out_of_modules()
-            direct_calls.end("rules")
             module_paths.forget()
             self.is_on = False  # last: after an error, another call goes on
 
@@ -120,9 +115,9 @@ class RulesInModules:
         number, is_shown = _core.make_module_rules(lists, rules.plan(changes), "rules of modules")
         if not is_shown:
             compile_nothing()
-            if not self._has_told_of_many and "torch._dynamo" in sys.modules:
-                self._has_told_of_many = True
-                warn("the rules differ in more modules than torch.compile can tell apart, so it compiles nothing")
+            if "torch._dynamo" in sys.modules:
+                text = "the rules differ in more modules than torch.compile can tell apart, so it compiles nothing"
+                self._tell_once(text, text)
         return number
 
     def _tell_of_lines_that_disagree(
@@ -139,8 +134,8 @@ class RulesInModules:
             )
 
     def _tell_once(self, what: object, text: str) -> None:
-        if what not in self._disputed:
-            self._disputed.add(what)
+        if what not in self._told:
+            self._told.add(what)
             warn(text)
 
     def _tell_of_patterns_without_match(self, policy: Policy, outermost: torch.nn.Module) -> None:

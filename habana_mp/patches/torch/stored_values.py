@@ -18,8 +18,8 @@ from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.direct_calls import code_of_calls
 from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS
 
 _NODES = Assumption(
     "torch.graph-nodes",
@@ -148,7 +148,7 @@ def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
 def _is_in_module_call() -> bool:
     """True if the innermost torch function around is a module's call. False within ``Module.to`` and similar methods: a
     call may also convert a whole model."""
-    calls, conversion = code_of_calls(), torch.nn.Module._apply.__code__
+    calls, conversion = CODE_OF_CALLS, torch.nn.Module._apply.__code__
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -10,20 +10,13 @@ from typing import Any
 import torch
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, holds, require
+from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import folder_of_torch, is_passed_over, passed_over
 from habana_mp.ops import observed
-from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS, TAPPED
 from habana_mp.patches.torch import begun_backwards, module_paths
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.module_paths import module_name
-
-_CALLS = Assumption(
-    "torch.module-calls-in-reports",
-    assumed="`torch.nn.Module._call_impl` runs every call of a module, as a function of Python",
-    check="the core looks at how it is called",
-    otherwise='`report="modules"` and `report="lines"` are refused; the report of operations misses nothing',
-)
 
 _TRACED = Assumption(
     "torch.dynamo-places",
@@ -36,21 +29,11 @@ _TRACED = Assumption(
 _MANY = 1 << 14
 
 
-def check() -> None:
-    """Raises if calls of modules cannot be watched."""
-    require(_CALLS, _can_follow)
-
-
-def _can_follow() -> bool:
-    direct_calls.check()
-    return True
-
-
 def begin(*, lines: bool) -> None:
     """Starts recording each call with its module, and with its line if ``lines`` is true."""
     configure_core()
     begun_backwards.listen(_core.notice_loss)
-    _core.follow_modules(*direct_calls.begin("report"))
+    _core.follow_modules(*TAPPED)
     _core.watch_calls(True)
     of_one, of_many = _nanoseconds_of_cast(1), _nanoseconds_of_cast(_MANY)
     _core.begin_watch(lines, of_one, max(0.0, of_many - of_one) / (2 * _MANY))
@@ -67,9 +50,8 @@ def _nanoseconds_of_cast(count: int) -> float:
 @cache
 def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
-    code = direct_calls.code_of_calls()
     times = device_times
-    _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place, times.mark, times.took)
+    _core.set_watch(passed_over(), compiler_files(), CODE_OF_CALLS, module_name, _traced_place, times.mark, times.took)
     kinds = (observed.ANGLES, observed.COUNTS, observed.STATISTICS, observed.SUMS, observed.DECAYS)
     _core.set_sensitive({name: number for number, names in enumerate(kinds, 1) for name in names})
 
@@ -79,7 +61,6 @@ def stop() -> None:
     begun_backwards.stop_listening(_core.notice_loss)
     _core.watch_calls(False)
     _core.stop_following_modules()
-    direct_calls.end("report")
     module_paths.forget()
 
 

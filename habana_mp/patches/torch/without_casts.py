@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from habana_mp.patches.tools.casts_off import without_casts
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
-from habana_mp.patches.tools.without_casts import without_casts
 from habana_mp.patches.torch.begun_backwards import notify_scaled
 
 #: Functions that create state.
