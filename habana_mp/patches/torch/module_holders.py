@@ -64,6 +64,11 @@ class Holders:
             seen.update(map(id, around))
         return list(found.values())
 
+    def are_around(self, module: torch.nn.Module) -> bool:
+        """True if any module holds this one itself."""
+        self.follow()
+        return bool(self._around(module))
+
     def _around(self, module: torch.nn.Module) -> list[torch.nn.Module]:
         _, holders = self._of.get(id(module), (None, []))
         alive = [one for one in (reference() for reference in holders) if one is not None]

@@ -48,8 +48,9 @@ wrappers: dict[str, str] = {}
 _roots: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
 
 
-#: The names of all modules inside a module, by its identity: found once, and found again after a change.
-_names: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
+#: The names of all modules inside a module, by its identity: found once, and found again after a change. Behind them,
+#: the classes of modules that have none: a forward may make one in each call.
+_names: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]], set[type]]] = {}
 
 
 def _identity(module: torch.nn.Module) -> int:
@@ -122,14 +123,17 @@ def _names_in(module: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
     the other module has an empty name."""
     if _is_replica_of(module, outer):
         return [""]
-    _, known = _names.get(id(outer), (None, {}))
+    _, known, nameless = _names.get(id(outer), (None, {}, set()))
     names = known.get(_identity(module), [])
+    if not names and type(module) in nameless and not holders.are_around(module):
+        return []
     if not names or any(not _is_at(outer, name, module) for name in names):
         found: dict[int, list[str]] = {}
         for name, inner in named_modules(outer):
             found.setdefault(_identity(inner), []).append(name)
-        _names[id(outer)] = dropped_from(_names, outer), found
         names = found.get(_identity(module), [])
+        nameless = nameless if names else {*nameless, type(module)}
+        _names[id(outer)] = dropped_from(_names, outer), found, nameless
     return [name for name in names if name]
 
 
