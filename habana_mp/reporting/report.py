@@ -10,10 +10,10 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from habana_mp.common.computed_once import computed_once
 from habana_mp.reporting import pictures
 from habana_mp.reporting.findings import findings_of, first_lines
 from habana_mp.reporting.page import FORMAT, VERSION, html_page
@@ -50,12 +50,12 @@ def _checked(part: _Part) -> _Part:
 class Report(Records):
     """The rows of a report, the busiest first. ``print`` shows the first lines in words, then a table."""
 
-    @computed_once
+    @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, the most unusual kinds first, and the most expensive finding of each kind first."""
         return findings_of(self)
 
-    @computed_once
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """The first lines: what ran in lower precision, what did not and why, and where casts cost most."""
         return first_lines(self, self.findings)
