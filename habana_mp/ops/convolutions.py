@@ -46,9 +46,8 @@ def _has_wrong_result(
     kernel = weight.shape[2:]
     width, step = sizes[-1], stride[-1]
     beside, reach = padding[-1], _reach(kernel, dilation)[-1]
-    is_one_position = width + 2 * beside - reach < step
     fills_blocks = 1 < weight.shape[1] < _FEW_CHANNELS and weight.shape[1] * kernel[-1] % _BLOCK == 0
-    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1 and not is_one_position:
+    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1:
         return True
     if weight.shape[1] == 1 and len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
         return True
@@ -56,6 +55,7 @@ def _has_wrong_result(
         return False
     if stride[-2] == 1 and weight.shape[1] == 1:
         return True
+    is_one_position = width + 2 * beside - reach < step
     if width < step or (width == step and beside == 0) or (is_one_position and (beside == 0 or reach >= _LONG_ROW)):
         return True
     return beside != 0 and step > 2 * beside and (width + 2 * beside - reach) % step == 2 * beside
@@ -91,12 +91,6 @@ def _is_recorded(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
-def _beside(padding: Any, weight: Tensor, dilation: Sequence[int]) -> Sequence[int]:
-    if padding == "same":
-        return [(length - 1) // 2 for length in _reach(weight.shape[2:], dilation)]
-    return _for_each(0 if isinstance(padding, str) else padding, weight)
-
-
 def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
     count = weight.dim() - 2
     if isinstance(value, Sequence):
@@ -117,7 +111,8 @@ def wrong_in_bf16(
     if weight.device.type != "cpu":
         return False
     stride, dilation, sizes = _for_each(stride, weight), _for_each(dilation, weight), input.shape[2 - weight.dim() :]
-    beside = _beside(padding, weight, dilation)
+    # With padding by name there is none, or there is no stride: then no padding is the worse case.
+    beside = _for_each(0 if isinstance(padding, str) else padding, weight)
     if _has_wrong_result(weight, sizes, stride, beside, dilation):
         return True
     return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, beside, dilation)
@@ -149,22 +144,9 @@ def is_wrong_transposed(
     return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, padding, dilation)
 
 
-def is_wrong_of_either(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Numbers,
-    padding: _Numbers,
-    dilation: _Numbers,
-    transposed: bool,
-    output_padding: _Numbers,
-    groups: int,
-    *_: Any,
-) -> bool:
-    """True if ``torch.convolution`` with these arguments is wrong in bfloat16."""
-    if transposed:
-        return is_wrong_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return wrong_in_bf16(input, weight, bias, stride, padding, dilation, groups)
+def _may_be_wrong(input: Tensor, *_: Any, **__: Any) -> bool:
+    """True for ``torch.convolution`` on a CPU: code calls the functions of one kind instead."""
+    return input.device.type == "cpu"
 
 
 _convolution = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True, product_form="other")
@@ -181,7 +163,7 @@ ROWS = (
     _transposed("conv_transpose1d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
     _transposed("conv_transpose2d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
     _transposed("conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
-    _convolution("convolution", wrong_in_bf16=is_wrong_of_either, family=_ALL),
-    _convolution("_convolution", wrong_in_bf16=is_wrong_of_either, family=f"convolution {_ALL}"),
+    _convolution("convolution", wrong_in_bf16=_may_be_wrong, family=_ALL),
+    _convolution("_convolution", wrong_in_bf16=_may_be_wrong, family=f"convolution {_ALL}"),
     _convolution("conv_tbc"),
 )

@@ -224,8 +224,6 @@ def test_it_takes_reports_dicts_and_paths(tmp_path: Path) -> None:
             "`b`: it is no whole report: .*'precision', 'calls'",
         ),
         ({**report([]), "rows": {"x": 1}}, ValueError, "it is no whole report"),
-        (report([{**row("mm", "bf16"), "operation": 5}]), ValueError, "`operation` must be str; got 5"),
-        (report([{**row("mm", "bf16"), "calls": 10**400}]), ValueError, "`calls` must be int; got 1000"),
         ("no_such_file.json", OSError, "no_such_file.json"),
     ],
 )
