@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from habana_mp.diagnosis.findings import EMULATION, OperationRow, row_of
+from habana_mp.diagnosis.findings import EMULATION, OperationRow, html_page, row_of
 from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
-from habana_mp.diagnosis.page import html_page
 from habana_mp.diagnosis.replays import Replays, Step
 from habana_mp.diagnosis.runs import Runs, RunsHere, lowest_of
 from habana_mp.diagnosis.search import CompiledSearch, Progress, Search
