@@ -25,40 +25,36 @@ _CHANNELS_OF_A_BLOCK = 16
 #: With fewer input channels than this, the library's code for AMX puts several positions of a row into a block.
 _FEW_CHANNELS = 32
 _BLOCK = 32
-#: Shorter rows of a kernel were right: in such blocks, and where a padded result is one position wide.
-_SHORTEST_ROW, _LONG_ROW = 4, 8
+#: Shorter rows of a kernel were right.
+_SHORTEST_ROW = 4
 
 
 def _has_wrong_result(
     weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
     """True if the library gets the result of a convolution of images of these sizes wrong. This was seen with images in
-    channels-last order, which a packed weight uses too. There are six cases:
+    channels-last order, which a packed weight uses too. There are six cases. Some of their convolutions are right:
 
     - With AMX: there are few input channels, and a row of the kernel, over all channels, fills blocks of the tiles.
-    - With AMX: the result is one position wide, with a stride, without padding or of a long kernel.
-    - The last position of the kernel in a row ends where it would in an image without padding: the padding that the
-      library counts on the right cancels the padding that it counts on the left (from a padding of 3 on).
-    - The stride is larger than the width of the images, or equal to it without padding.
+    - With AMX: the result is one position wide, with a stride.
+    - The stride is larger than the padding on both sides: the padding that the library counts on the right may cancel
+      the padding that it counts on the left.
+    - The stride is at least as large as the width of the images.
     - Images of one colour, or groups of one channel, have a stride in rows only.
-    - Volumes of one colour, or with groups of one channel, have fewer frames than the kernel is deep.
+    - Volumes have fewer frames than the kernel is deep.
     """
-    kernel = weight.shape[2:]
-    width, step = sizes[-1], stride[-1]
-    beside, reach = padding[-1], _reach(kernel, dilation)[-1]
+    kernel, reach = weight.shape[2:], _reach(weight.shape[2:], dilation)
+    width, step, beside = sizes[-1], stride[-1], padding[-1]
     fills_blocks = 1 < weight.shape[1] < _FEW_CHANNELS and weight.shape[1] * kernel[-1] % _BLOCK == 0
     if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1:
         return True
-    if weight.shape[1] == 1 and len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
+    if len(kernel) == 3 and sizes[0] < reach[0]:
         return True
     if len(kernel) == 1 or step == 1:
         return False
-    if stride[-2] == 1 and weight.shape[1] == 1:
-        return True
-    is_one_position = width + 2 * beside - reach < step
-    if width < step or (width == step and beside == 0) or (is_one_position and (beside == 0 or reach >= _LONG_ROW)):
-        return True
-    return beside != 0 and step > 2 * beside and (width + 2 * beside - reach) % step == 2 * beside
+    is_one_position = width + 2 * beside - reach[-1] < step
+    is_in_rows_only = stride[-2] == 1 and weight.shape[1] == 1
+    return is_one_position or is_in_rows_only or width <= step or 0 < 2 * beside < step
 
 
 def _has_wrong_gradient(
@@ -111,7 +107,7 @@ def wrong_in_bf16(
     if weight.device.type != "cpu":
         return False
     stride, dilation, sizes = _for_each(stride, weight), _for_each(dilation, weight), input.shape[2 - weight.dim() :]
-    # With padding by name there is none, or there is no stride: then no padding is the worse case.
+    # Padding by name counts as zero: it is zero, or there is no stride, and zero is on the safe side.
     beside = _for_each(0 if isinstance(padding, str) else padding, weight)
     if _has_wrong_result(weight, sizes, stride, beside, dilation):
         return True
