@@ -20,11 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from habana_mp import _core
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
-from habana_mp.diagnosis.observing import Observer
-from habana_mp.diagnosis.outcomes import Run
+from habana_mp.diagnosis.observing import InFloat32, Observer, observer_of
+from habana_mp.diagnosis.outcomes import Run, RunMode
+from habana_mp.diagnosis.sites import Locator
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.torch import begun_backwards
+from habana_mp.patches.torch.compiled_runs import can_compile, noting_compiled_calls
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
 from habana_mp.patches.torch.repeated_steps import ddp_only_calls_its_module, scalers_end_steps
@@ -484,3 +486,25 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     """True for a module whose weights its first forward makes."""
     tensors = (*module._parameters.values(), *module._buffers.values())
     return any(one is not None and torch.nn.parameter.is_lazy(one) for one in tensors)
+
+
+class RunsHere:
+    """Runs of a step in this process."""
+
+    advice = (
+        "take the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`), and "
+        "set counters and generators of random numbers of its own anew in it"
+    )
+
+    def __init__(self, replays: Replays) -> None:
+        self.compiles = False
+        self._replays, self._locator = replays, Locator()
+
+    def find_state(self) -> None:
+        """Finds what the step uses, before anything is compared."""
+        with noting_compiled_calls() as calls:
+            self._replays.find_state(InFloat32(RunMode(), self._locator))
+        self.compiles = bool(calls) and can_compile()
+
+    def run(self, mode: RunMode) -> Run:
+        return self._replays.run(observer_of(mode, self._locator))

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+import torch
 
 from habana_mp import ops
 from habana_mp.diagnosis.findings import (
@@ -20,7 +22,6 @@ from habana_mp.diagnosis.findings import (
     worded,
 )
 from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
-from habana_mp.diagnosis.runs import Runs, lowest_of
 from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.reporting.remedies import Finding
 
@@ -31,6 +32,29 @@ _T = TypeVar("_T")
 _MOST_RUNS = 20
 #: Lines are findings if float32 there reduces a deviation by this multiple of the allowed deviation.
 _LEAST_GAIN = 0.5
+
+
+class Runs(Protocol):
+    """Runs the same step in different ways, each time from the same state."""
+
+    #: True if the step calls compiled functions, and can run with these compiled.
+    compiles: bool
+    #: What to do if the step does other things each time.
+    advice: str
+
+    def run(self, mode: RunMode) -> Run:
+        """Runs the step once."""
+
+
+def sites_of(runs: Runs) -> list[Site]:
+    """Returns the sites of a step, measured by comparison with the same step in float32."""
+    return runs.run(RunMode(beside=runs.run(RunMode()).samples)).sites
+
+
+def lowest_of(sites: Iterable[Site]) -> torch.dtype:
+    """Returns the lower precision in which these sites ran."""
+    is_half = any("float16" in one.dtypes for one in sites)
+    return torch.float16 if is_half else torch.bfloat16
 
 
 class _NoRunLeftError(Exception):

@@ -14,9 +14,8 @@ import torch
 
 from habana_mp import ops
 from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process
-from habana_mp.diagnosis.replays import Replays
-from habana_mp.diagnosis.runs import RunsHere, sites_of
-from habana_mp.diagnosis.search import minimal_set
+from habana_mp.diagnosis.replays import Replays, RunsHere
+from habana_mp.diagnosis.search import minimal_set, sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
 from habana_mp.policy.lists import parse_line
