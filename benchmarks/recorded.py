@@ -23,7 +23,7 @@ from networks import Bert
 
 from habana_mp import hmp
 from habana_mp.recording.differences import bound, bound_of_means, difference, difference_of_means
-from habana_mp.recording.values import described
+from habana_mp.recording.recorder import described
 
 COUNT, CHANGED = 1_000_000, (10, 100, 1000)
 CHANGES = {

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import threading
 
-#: Guards what is installed in torch.
+#: Guards what is installed in torch, and how much the watch records.
 installation = threading.RLock()
-#: Guards the mode of the watch: off, or how much it records.
-watching = threading.RLock()
 #: Guards the patches that wait for a module. It is never held during an import, which has locks of its own.
 imports = threading.RLock()
 
 #: The order in which a thread may acquire them.
-_IN_ORDER = (installation, watching, imports)
+_IN_ORDER = (installation, imports)
 
 
 def _acquire_all() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import site
 import sysconfig
 from pathlib import Path
 
@@ -12,19 +11,9 @@ PACKAGE = Path(__file__).parents[1]
 _PATHS = sysconfig.get_paths()
 #: The folders of Python's own modules.
 OF_PYTHON = tuple({_PATHS[name] + os.sep for name in ("stdlib", "platstdlib")})
-_INSTALLED = tuple(
-    {
-        path + os.sep
-        for path in (
-            *(_PATHS["purelib"], _PATHS["platlib"]),
-            *getattr(site, "getsitepackages", list)(),
-            getattr(site, "getusersitepackages", lambda: _PATHS["purelib"])(),
-        )
-    }
-)
 _FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def is_installed(path: str) -> bool:
     """True for a file of an installed package."""
-    return path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
+    return any(folder in path for folder in _FOLDERS_OF_PACKAGES)

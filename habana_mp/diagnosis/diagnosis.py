@@ -19,12 +19,10 @@ from typing import Any
 
 import torch
 
-from habana_mp.diagnosis.findings import EMULATION, OperationRow, row_of
+from habana_mp.diagnosis.findings import EMULATION, OperationRow, html_page, row_of
 from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
-from habana_mp.diagnosis.page import html_page
-from habana_mp.diagnosis.replays import Replays, Step
-from habana_mp.diagnosis.runs import Runs, RunsHere, lowest_of
-from habana_mp.diagnosis.search import CompiledSearch, Progress, Search
+from habana_mp.diagnosis.replays import Replays, RunsHere, Step
+from habana_mp.diagnosis.search import CompiledSearch, Progress, Runs, Search, lowest_of
 from habana_mp.diagnosis.sites import PRODUCTS, Site
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.eager_mode import EagerMode
@@ -121,23 +119,21 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all data as numbers, texts, lists and dicts. Numbers that are not finite become None."""
-        found: dict[str, Any] = _plain(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "headline": self.headline,
-                "healthy": self.healthy,
-                "loss": self.loss,
-                "loss_in_float32": self.loss_in_float32,
-                "runs": self.runs,
-                "compiled_excess": self.compiled_excess,
-                "rounding_mends": self.rounding_mends,
-                "excess": self.excess,
-                "findings": [one.to_dict(*_FIELDS) for one in self.findings],
-                "rows": [asdict(one) for one in self.rows],
-            }
-        )
-        return found
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "headline": self.headline,
+            "healthy": self.healthy,
+            "loss": self.loss,
+            "loss_in_float32": self.loss_in_float32,
+            "runs": self.runs,
+            "compiled_excess": self.compiled_excess,
+            "rounding_mends": self.rounding_mends,
+            "excess": self.excess,
+            "findings": [one.to_dict(*_FIELDS) for one in self.findings],
+            "rows": [asdict(one) for one in self.rows],
+        }
+        return json.loads(json.dumps(data), parse_constant=lambda _: None)  # type: ignore[no-any-return]  # a dict
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Writes all data as JSON."""
@@ -153,14 +149,6 @@ def _worst_of(excess: Deviations, origin: str) -> str:
     if excess[what] == math.inf:
         return f"{what} is not finite"
     return f"{what} deviates {origin} by {excess[what]:.3g} times what is allowed"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False) -> Diagnosis:

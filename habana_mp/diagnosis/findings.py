@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from habana_mp.diagnosis.outcomes import Deviations, decrease
 from habana_mp.diagnosis.sites import Site
 from habana_mp.policy.precisions import FLOAT32_RESULT
+from habana_mp.reporting.page import in_html, page
 from habana_mp.reporting.records import LARGEST_FLOAT16, short_place
 from habana_mp.reporting.remedies import Finding, in_words, rules_for
 
@@ -161,3 +163,39 @@ def deviates_by(words: str, share: float, where: str = "") -> str:
 
 def percent(share: float) -> str:
     return f"{share:.2g} times its size" if share >= 10 else f"{100 * share:.3g} %"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def html_page(headline: str, findings: Iterable[Finding], rows: Iterable[OperationRow]) -> str:
+    """Returns the diagnosis as one HTML page, which loads no other file and runs no script."""
+    items = "".join(map(_item_of_page, findings))
+    parts = {
+        "headline": in_html(headline),
+        "findings": items,
+        "hide_findings": "" if items else " hidden",
+        "rows": "".join(map(_row_of_page, rows)),
+    }
+    return page("Diagnosis: operations in lower precision", Path(__file__).parent / "page.html", parts)
+
+
+def _item_of_page(finding: Finding) -> str:
+    rule = f"<pre><code>{in_html(f'rules={finding.rule!r}')}</code></pre>" if finding.rule else ""
+    return f'<li><span class="kind">{finding.kind}</span>{in_html(finding.text)}{rule}</li>'
+
+
+def _row_of_page(row: OperationRow) -> str:
+    precision = f"{row.precision}, {row.compiled} in compiled code" if row.compiled else row.precision
+    texts = (row.operation, row.module, row.place, precision)
+    inputs = "" if row.input_range is None else "{:.3g} to {:.3g}".format(*row.input_range)
+    numbers = (
+        str(row.calls),
+        f"{row.local_error:.2g}",
+        f"{row.inherited_error:.2g}",
+        "" if row.effect is None else f"{row.effect:.2g}",
+        f"{row.gradient_error:.2g}" if row.gradient_error else "",
+        inputs,
+    )
+    cells = [f"<td>{in_html(one)}</td>" for one in texts] + [f'<td class="number">{one}</td>' for one in numbers]
+    return f"<tr>{''.join(cells)}</tr>"

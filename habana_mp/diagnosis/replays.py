@@ -7,6 +7,8 @@ outermost module that holds it is recorded, with copies of all its tensors. Othe
 from __future__ import annotations
 
 import copy
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -16,13 +18,15 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from habana_mp import _core
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
-from habana_mp.diagnosis.observing import Observer
-from habana_mp.diagnosis.outcomes import Run
-from habana_mp.diagnosis.step_threads import StepThreads
+from habana_mp.diagnosis.observing import InFloat32, Observer, observer_of
+from habana_mp.diagnosis.outcomes import Run, RunMode
+from habana_mp.diagnosis.sites import Locator
 from habana_mp.patches.tools.dispatch_modes import seeing_uses
 from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.torch import begun_backwards
+from habana_mp.patches.torch.compiled_runs import can_compile, noting_compiled_calls
 from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
 from habana_mp.patches.torch.repeated_steps import ddp_only_calls_its_module, scalers_end_steps
@@ -42,6 +46,39 @@ _OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 #: At most this many outputs of outermost modules are compared.
 _MOST_OUTPUTS = 64
+
+
+class _StepThreads:
+    """The threads of a step: the one that runs it, and those that it starts."""
+
+    def __init__(self) -> None:
+        self._first = threading.get_ident()
+        self._started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def has_this(self) -> bool:
+        """True if this thread belongs to the step. Threads that Python did not start are those of torch's backward."""
+        own = threading.get_ident()
+        if own == self._first:
+            return True
+        this = next((one for one in threading.enumerate() if one.ident == own), None)
+        return _core.computes_gradient() if this is None else this in self._started
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """A block in which threads that the step starts belong to it."""
+        exchanged = Exchanged()
+        former = threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            if self.has_this():
+                self._started.add(thread)
+            former(thread)
+
+        exchanged.exchange(threading.Thread, "start", start)
+        try:
+            yield
+        finally:
+            exchanged.put_back()
 
 
 class _StepEnds(BaseException):
@@ -128,7 +165,7 @@ class Replays:
         self._skipped = skipped
         self._compares_outputs = compares_outputs
         self._is_looking = False
-        self._threads = StepThreads()
+        self._threads = _StepThreads()
         self._random = RandomState()
         #: The recorded modules, and the weights that get gradients with their names, by identity. They are held so that
         #: no other object gets the same identity.
@@ -449,3 +486,25 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     """True for a module whose weights its first forward makes."""
     tensors = (*module._parameters.values(), *module._buffers.values())
     return any(one is not None and torch.nn.parameter.is_lazy(one) for one in tensors)
+
+
+class RunsHere:
+    """Runs of a step in this process."""
+
+    advice = (
+        "take the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`), and "
+        "set counters and generators of random numbers of its own anew in it"
+    )
+
+    def __init__(self, replays: Replays) -> None:
+        self.compiles = False
+        self._replays, self._locator = replays, Locator()
+
+    def find_state(self) -> None:
+        """Finds what the step uses, before anything is compared."""
+        with noting_compiled_calls() as calls:
+            self._replays.find_state(InFloat32(RunMode(), self._locator))
+        self.compiles = bool(calls) and can_compile()
+
+    def run(self, mode: RunMode) -> Run:
+        return self._replays.run(observer_of(mode, self._locator))

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
+from typing import Protocol, TypeVar
+
+import torch
 
 from habana_mp import ops
 from habana_mp.diagnosis.findings import (
@@ -18,18 +21,40 @@ from habana_mp.diagnosis.findings import (
     precision_of,
     worded,
 )
-from habana_mp.diagnosis.minimal import minimal_set
 from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
-from habana_mp.diagnosis.runs import Runs, lowest_of
 from habana_mp.diagnosis.sites import Line, Site
 from habana_mp.reporting.remedies import Finding
 
 Progress = Callable[[str], None]
+_T = TypeVar("_T")
 
 #: The largest number of runs with lines in float32.
 _MOST_RUNS = 20
 #: Lines are findings if float32 there reduces a deviation by this multiple of the allowed deviation.
 _LEAST_GAIN = 0.5
+
+
+class Runs(Protocol):
+    """Runs the same step in different ways, each time from the same state."""
+
+    #: True if the step calls compiled functions, and can run with these compiled.
+    compiles: bool
+    #: What to do if the step does other things each time.
+    advice: str
+
+    def run(self, mode: RunMode) -> Run:
+        """Runs the step once."""
+
+
+def sites_of(runs: Runs) -> list[Site]:
+    """Returns the sites of a step, measured by comparison with the same step in float32."""
+    return runs.run(RunMode(beside=runs.run(RunMode()).samples)).sites
+
+
+def lowest_of(sites: Iterable[Site]) -> torch.dtype:
+    """Returns the lower precision in which these sites ran."""
+    is_half = any("float16" in one.dtypes for one in sites)
+    return torch.float16 if is_half else torch.bfloat16
 
 
 class _NoRunLeftError(Exception):
@@ -181,3 +206,37 @@ def ranked(sites: Iterable[Site]) -> dict[Line, list[Site]]:
         return born, not has_error, has_gradient, -max(sizes)
 
     return {line: lines[line] for line in sorted(lines, key=suspicion)}
+
+
+def minimal_set(candidates: Sequence[_T], passes: Callable[[tuple[_T, ...]], bool]) -> list[_T] | None:
+    """Returns candidates with which the check passes, and of which it needs each one. Returns None if the check fails
+    even with all candidates.
+
+    The most suspected candidates must come first. The shortest beginning of the sequence that passes is found by
+    halving, and its last candidate is needed. Then the same is done with the candidates before it, until the found
+    candidates pass alone. At the end the check is called once without each of them. To find k of n candidates takes at
+    most 2 k log2(n) + k calls, in addition to the first calls with no candidate and with all.
+    """
+    if passes(()):
+        return []
+    if not passes(tuple(candidates)):
+        return None
+    found: list[_T] = []
+    left = list(candidates)
+    while True:
+        least, most = 1, len(left)
+        while least < most:
+            middle = (least + most) // 2
+            if passes((*found, *left[:middle])):
+                most = middle
+            else:
+                least = middle + 1
+        found.append(left[most - 1])
+        left = left[: most - 1]
+        if not left or passes(tuple(found)):
+            break
+    for one in list(found):
+        others = tuple(other for other in found if other is not one)
+        if len(found) > 1 and passes(others):
+            found = list(others)
+    return found

@@ -25,40 +25,36 @@ _CHANNELS_OF_A_BLOCK = 16
 #: With fewer input channels than this, the library's code for AMX puts several positions of a row into a block.
 _FEW_CHANNELS = 32
 _BLOCK = 32
-#: Shorter rows of a kernel were right: in such blocks, and where a padded result is one position wide.
-_SHORTEST_ROW, _LONG_ROW = 4, 8
+#: Shorter rows of a kernel were right.
+_SHORTEST_ROW = 4
 
 
 def _has_wrong_result(
     weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
     """True if the library gets the result of a convolution of images of these sizes wrong. This was seen with images in
-    channels-last order, which a packed weight uses too. There are six cases:
+    channels-last order, which a packed weight uses too. There are six cases. Some of their convolutions are right:
 
     - With AMX: there are few input channels, and a row of the kernel, over all channels, fills blocks of the tiles.
-    - With AMX: the result is one position wide, with a stride, without padding or of a long kernel.
-    - The last position of the kernel in a row ends where it would in an image without padding: the padding that the
-      library counts on the right cancels the padding that it counts on the left (from a padding of 3 on).
-    - The stride is larger than the width of the images, or equal to it without padding.
+    - With AMX: the result is one position wide, with a stride.
+    - The stride is larger than the padding on both sides: the padding that the library counts on the right may cancel
+      the padding that it counts on the left.
+    - The stride is at least as large as the width of the images.
     - Images of one colour, or groups of one channel, have a stride in rows only.
-    - Volumes of one colour, or with groups of one channel, have fewer frames than the kernel is deep.
+    - Volumes have fewer frames than the kernel is deep.
     """
-    kernel = weight.shape[2:]
-    width, step = sizes[-1], stride[-1]
-    beside, reach = padding[-1], _reach(kernel, dilation)[-1]
-    is_one_position = width + 2 * beside - reach < step
+    kernel, reach = weight.shape[2:], _reach(weight.shape[2:], dilation)
+    width, step, beside = sizes[-1], stride[-1], padding[-1]
     fills_blocks = 1 < weight.shape[1] < _FEW_CHANNELS and weight.shape[1] * kernel[-1] % _BLOCK == 0
-    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1 and not is_one_position:
+    if fills_blocks and kernel[-1] >= _SHORTEST_ROW and dilation[-1] == 1:
         return True
-    if weight.shape[1] == 1 and len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
+    if len(kernel) == 3 and sizes[0] < reach[0]:
         return True
     if len(kernel) == 1 or step == 1:
         return False
-    if stride[-2] == 1 and weight.shape[1] == 1:
-        return True
-    if width < step or (width == step and beside == 0) or (is_one_position and (beside == 0 or reach >= _LONG_ROW)):
-        return True
-    return beside != 0 and step > 2 * beside and (width + 2 * beside - reach) % step == 2 * beside
+    is_one_position = width + 2 * beside - reach[-1] < step
+    is_in_rows_only = stride[-2] == 1 and weight.shape[1] == 1
+    return is_one_position or is_in_rows_only or width <= step or 0 < 2 * beside < step
 
 
 def _has_wrong_gradient(
@@ -91,12 +87,6 @@ def _is_recorded(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
-def _beside(padding: Any, weight: Tensor, dilation: Sequence[int]) -> Sequence[int]:
-    if padding == "same":
-        return [(length - 1) // 2 for length in _reach(weight.shape[2:], dilation)]
-    return _for_each(0 if isinstance(padding, str) else padding, weight)
-
-
 def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
     count = weight.dim() - 2
     if isinstance(value, Sequence):
@@ -117,7 +107,8 @@ def wrong_in_bf16(
     if weight.device.type != "cpu":
         return False
     stride, dilation, sizes = _for_each(stride, weight), _for_each(dilation, weight), input.shape[2 - weight.dim() :]
-    beside = _beside(padding, weight, dilation)
+    # Padding by name counts as zero: it is zero, or there is no stride, and zero is on the safe side.
+    beside = _for_each(0 if isinstance(padding, str) else padding, weight)
     if _has_wrong_result(weight, sizes, stride, beside, dilation):
         return True
     return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, beside, dilation)
@@ -149,22 +140,9 @@ def is_wrong_transposed(
     return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, padding, dilation)
 
 
-def is_wrong_of_either(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Numbers,
-    padding: _Numbers,
-    dilation: _Numbers,
-    transposed: bool,
-    output_padding: _Numbers,
-    groups: int,
-    *_: Any,
-) -> bool:
-    """True if ``torch.convolution`` with these arguments is wrong in bfloat16."""
-    if transposed:
-        return is_wrong_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return wrong_in_bf16(input, weight, bias, stride, padding, dilation, groups)
+def _may_be_wrong(input: Tensor, *_: Any, **__: Any) -> bool:
+    """True for ``torch.convolution`` on a CPU: code calls the functions of one kind instead."""
+    return input.device.type == "cpu"
 
 
 _convolution = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True, product_form="other")
@@ -181,7 +159,7 @@ ROWS = (
     _transposed("conv_transpose1d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
     _transposed("conv_transpose2d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
     _transposed("conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
-    _convolution("convolution", wrong_in_bf16=is_wrong_of_either, family=_ALL),
-    _convolution("_convolution", wrong_in_bf16=is_wrong_of_either, family=f"convolution {_ALL}"),
+    _convolution("convolution", wrong_in_bf16=_may_be_wrong, family=_ALL),
+    _convolution("_convolution", wrong_in_bf16=_may_be_wrong, family=f"convolution {_ALL}"),
     _convolution("conv_tbc"),
 )

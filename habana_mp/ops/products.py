@@ -147,7 +147,9 @@ _ATTENTION = (
         ),
         product_form="other",
     ),
-    # Its CPU kernel, as a torch function and as an operator.
+    # The code of its module may be exchanged, so it does not show this call.
+    Operation("multi_head_attention_forward", spellings="MultiheadAttention"),
+    # The CPU kernel of attention, as a torch function and as an operator.
     Operation(
         "_scaled_dot_product_flash_attention_for_cpu aten::_scaled_dot_product_flash_attention_for_cpu",
         FIRST_INPUT,

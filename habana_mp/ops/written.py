@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from habana_mp.common.exchanged_code import code_of
 from habana_mp.ops import find
 
 #: Prefixes of the name of a torch module.
@@ -95,7 +94,7 @@ def _named_in(kind: type[torch.nn.Module], method: str, seen: set[str]) -> Itera
     if not isinstance(function, types.FunctionType):
         return
     owner = ""
-    for instruction in dis.get_instructions(code_of(function)):
+    for instruction in dis.get_instructions(function):
         name = instruction.argval
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             place = function.__globals__.get(owner)

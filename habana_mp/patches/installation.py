@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -10,7 +11,6 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.bound import bind_torch
-from habana_mp.common.computed_once import computed_once
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES
@@ -57,7 +57,7 @@ class Installation:
         policy: Policy | None = _core.installed_policy()
         return policy
 
-    @computed_once
+    @cached_property
     def _patches(self) -> Patches:
         """Created on first use, with the imports that they need: a program may import this package only for its
         kernels."""

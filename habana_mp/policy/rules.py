@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -41,12 +42,9 @@ class Ruling:
 
     def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
         """Returns the core's form, with the arguments that may be cast. ``caches_weights``: cache casts of weights."""
-        row, key = ops.row_of(operation), (self, operation, caches_weights)
-        known = _rules.get(key)
-        if known is None or known[0] is not row:
-            known = _rules[key] = row, self._made(operation, row, caches_weights)
-        return known[1]
+        return self._made(operation, ops.row_of(operation), caches_weights)
 
+    @cache  # noqa: B019  # rulings are few, and rules of the core are never freed
     def _made(self, operation: str, row: Operation, caches_weights: bool) -> _core.Rule:
         # The other traits are columns of the row.
         computed = {
@@ -77,10 +75,6 @@ class Ruling:
             conditions={name: function for name, function in conditions.items() if function is not None},
             product_form=row.product_form,
         )
-
-
-#: The rules that were made, each with the row that it was made from.
-_rules: dict[tuple[Ruling, str, bool], tuple[Operation, _core.Rule]] = {}
 
 
 def _in_core(castable: Castable | None) -> _core.Castable | None:

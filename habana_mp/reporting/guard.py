@@ -23,7 +23,7 @@ from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.eager_mode import EagerMode
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.watched_calls import configure_core
-from habana_mp.reporting import device_flags, guard_texts
+from habana_mp.reporting import guard_texts
 from habana_mp.reporting.gradients import bad_gradient, follow
 from habana_mp.reporting.guard_texts import Lowered
 from habana_mp.reporting.judging import Call, Worst, judge, memory_of, node_of, worst_of
@@ -105,6 +105,33 @@ def _before_conversion(tensor: torch.Tensor) -> Lowered | None:
     node = node_of(tensor)
     before = node.next_functions[0][0] if node is not None and node.name() == "ToCopyBackward0" else None
     return None if before is None else before.metadata.get(_LOWERED)
+
+
+#: For each device whether a NaN was seen there: the flag, and its copy for the host, which may be under way.
+_flags: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+@torch.no_grad()
+def _note_on_device(call: Call) -> bool:
+    """Checks the results of a call on their devices. Returns whether one of an earlier call had a NaN: the answer is
+    read later, so that no call waits for a device."""
+    seen = False
+    for result in call.results():
+        device, is_cuda = result.device, result.is_cuda
+        is_captured = is_cuda and torch.cuda.is_current_stream_capturing()
+        if device.type in ("cpu", "meta") or not result.is_floating_point() or is_captured:
+            continue
+        if device not in _flags:
+            flag = torch.zeros((), dtype=torch.bool, device=device)
+            _flags[device] = flag, torch.zeros((), dtype=torch.bool, pin_memory=is_cuda)
+        flag, copy = _flags[device]
+        flag.logical_or_(torch.isnan(result.detach()).any())
+        if bool(copy):
+            seen = True
+            del _flags[device]
+        else:
+            copy.copy_(flag, non_blocking=is_cuda)
+    return seen
 
 
 class _Guarding:
@@ -204,7 +231,7 @@ class _Guarding:
         call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
         self._device = next((one.device for one in call.results()), self._device)
         if state == Worst.UNKNOWN and search is None and self._device != torch.device("cpu"):
-            if device_flags.note(call):
+            if _note_on_device(call):
                 self._begin_search("a result on a device")
             return
         worst = worst_of(call.results()) if state == Worst.UNKNOWN else Worst(state)

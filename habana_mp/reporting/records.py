@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from habana_mp import _core
-from habana_mp.common.computed_once import computed_once
 from habana_mp.policy.options import Detail
 from habana_mp.policy.precisions import FLOAT32_RESULT
 
@@ -244,7 +244,7 @@ class Records:
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
-    @computed_once
+    @cached_property
     def size(self) -> tuple[float, bool]:
         """The time of `main_rows` and True. If times are missing or are those of tracing: their calls and False."""
         seconds = sum(row.seconds or 0.0 for row in self.main_rows)
@@ -252,7 +252,7 @@ class Records:
             return seconds, True
         return float(sum(row.calls for row in self.main_rows)), False
 
-    @computed_once
+    @cached_property
     def main_rows(self) -> list[Row]:
         """All rows but those of optimizers' steps, unless there are no others: what shares are shares of."""
         return [row for row in self.rows if row.reason != "optimizer_step"] or list(self.rows)

@@ -51,7 +51,7 @@ class _Watching:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        with locks.installation, locks.watching:
+        with locks.installation:
             yield
             is_watched = self.detail != "operations" and not self._is_paused
             stopwatch.run(running=is_watched)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from habana_mp.diagnosis.runs import sites_of
+from habana_mp.diagnosis.search import sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.policy.presets import preset_named
 from habana_mp.reporting.records import Row

@@ -78,7 +78,8 @@ class Scope(ABC):
     def __call__(self, function: _F) -> _F:
         """Decorates a function, a generator function or a coroutine function."""
         self._is_used = True
-        if not callable(function) or isinstance(function, (type, torch.nn.Module)):
+        is_other = isinstance(function, (type, torch.nn.Module)) or inspect.isasyncgenfunction(function)
+        if not callable(function) or is_other:
             raise TypeError(
                 f"`{self._name}` decorates a function, or stands in a `with` statement around a block; got "
                 f"{type(function).__name__}: {function!r}"
@@ -90,31 +91,12 @@ class Scope(ABC):
             def decorated(*args: Any, **kwargs: Any) -> Any:
                 return (yield from self._between_yields(function(*args, **kwargs)))
 
-        elif inspect.isasyncgenfunction(function):
-
-            @wraps_uncompiled(function)
-            async def decorated(*args: Any, **kwargs: Any) -> Any:
-                running = function(*args, **kwargs)
-                step = running.__anext__()
-                try:
-                    while True:
-                        item = await _as_awaitable(self._between_yields(step))  # type: ignore[misc]  # by types.coroutine
-                        try:
-                            step = running.asend((yield item))
-                        except GeneratorExit:
-                            raise
-                        except BaseException as thrown:  # an exception thrown in belongs to the generator
-                            step = running.athrow(thrown)
-                except StopAsyncIteration:
-                    return
-                finally:
-                    await _as_awaitable(self._between_yields(running.aclose()))  # type: ignore[misc]  # as above
-
         elif inspect.iscoroutinefunction(function):
 
             @wraps_uncompiled(function)
             async def decorated(*args: Any, **kwargs: Any) -> Any:
-                return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]  # as above
+                steps: Any = _as_awaitable(self._between_yields(function(*args, **kwargs)))
+                return await steps
 
         else:
 

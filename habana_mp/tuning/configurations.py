@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from habana_mp.diagnosis.search import ranked
 from habana_mp.diagnosis.sites import Site
 from habana_mp.reporting.records import Row
-from habana_mp.tuning.candidates import Suspect, suspects_among
 
 #: The name of the run in float32 in the file.
 _FLOAT32 = "float32"
@@ -23,6 +23,9 @@ _FLOAT32 = "float32"
 Rules = tuple[str, ...] | None
 
 Check = Callable[[Any, Any], Any]
+
+#: An operation, and the path of a module in which it runs.
+Suspect = tuple[str, str]
 
 
 class OutOfTimeError(Exception):
@@ -112,9 +115,15 @@ class Configurations:
         return [Row(**one) for one in found]
 
     def suspects(self) -> list[Suspect]:
-        """Returns the places that a diagnosis of the first step suspects, with the first seed."""
+        """Returns the places that a diagnosis of the first step suspects, the most suspected first, with the first
+        seed."""
         seed, what = self._seeds[0], "a diagnosis of the first step"
-        found = self._measured("suspects", str(seed), what, lambda: suspects_among(self._runner.sites(seed)))
+
+        def measure() -> list[Suspect]:
+            lines = ranked(self._runner.sites(seed))
+            return [(line.operation, site.module) for line, its in lines.items() for site in its]
+
+        found = self._measured("suspects", str(seed), what, measure)
         return [(operation, module) for operation, module in found]
 
     def _measured(self, kind: str, key: str, what: str, measure: Callable[[], list[Any]]) -> list[Any]:

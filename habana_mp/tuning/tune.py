@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from habana_mp import ops
 from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process
-from habana_mp.diagnosis.minimal import minimal_set
-from habana_mp.diagnosis.replays import Replays
-from habana_mp.diagnosis.runs import RunsHere, sites_of
+from habana_mp.diagnosis.replays import Replays, RunsHere
+from habana_mp.diagnosis.search import minimal_set, sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
 from habana_mp.policy.lists import parse_line
@@ -26,12 +26,13 @@ from habana_mp.policy.presets import preset_named
 from habana_mp.policy.rules import Policy, policy_from_lists
 from habana_mp.reporting import counting
 from habana_mp.reporting.records import Row
+from habana_mp.reporting.remedies import rules_for
 from habana_mp.reporting.watch import watch
-from habana_mp.tuning.candidates import Candidates
-from habana_mp.tuning.configurations import Check, Configurations, OutOfTimeError, Rules, Runner
+from habana_mp.tuning.configurations import Check, Configurations, OutOfTimeError, Rules, Runner, Suspect
 from habana_mp.tuning.tuned import Tuned, as_rules
 
 Run = Callable[[int], Any]
+_T = TypeVar("_T")
 
 #: An operation counts as slower in lower precision if it takes this many times as long as in float32. Such operations
 #: must lose more than this share of the run, all together.
@@ -171,7 +172,7 @@ def _needed(known: Configurations) -> list[str] | None:
     """Returns the lines that are needed for accuracy; None if no lines are enough."""
     if known.passes(()):
         return []
-    candidates = Candidates(known.rows(()), known.suspects())
+    candidates = _Candidates(known.rows(()), known.suspects())
     operations = minimal_set(candidates.operations(), known.passes)
     if operations is None:
         return None
@@ -194,7 +195,7 @@ def _with_float32_results(known: Configurations, needed: Sequence[str]) -> list[
 def _faster(known: Configurations, needed: Sequence[str]) -> list[str]:
     """Returns the operations that make the run faster in float32 than in lower precision."""
     rows, whole = known.rows(tuple(needed)), known.seconds(tuple(needed))
-    operations = Candidates(rows, ()).operations()
+    operations = _Candidates(rows, ()).operations()
     low, exact = _seconds_of(rows), _seconds_of(known.rows((*needed, *operations)))
     saved = {one: low[one] - exact[one] for one in operations if one in exact and low[one] > _SLOWER * exact[one]}
     together = (*needed, *sorted(saved))
@@ -213,3 +214,45 @@ def _seconds_of(rows: Sequence[Row]) -> dict[str, float]:
         if row.seconds is not None:
             found[row.operation] = found.get(row.operation, 0.0) + row.seconds
     return found
+
+
+class _Candidates:
+    """The lines of lists that may be needed, the most suspected first."""
+
+    def __init__(self, rows: Iterable[Row], suspects: Sequence[Suspect]) -> None:
+        """``rows``: the calls of a run, by module. ``suspects``: what a diagnosis of its first step suspects, the most
+        suspected places first; may be empty."""
+        self._rows = [
+            row
+            for row in rows
+            if row.is_lower
+            and ops.resolve(row.operation) is not None
+            and not ops.is_in_place(row.operation)
+            and ops.computes(row.operation)
+        ]
+        self._suspects = suspects
+
+    def operations(self) -> list[str]:
+        """Returns the operations, as lines of a list."""
+        calls: Counter[str] = Counter()
+        for row in self._rows:
+            calls[row.operation] += row.calls
+        ranks = _ranks(operation for operation, _ in self._suspects)
+        return sorted(calls, key=lambda one: (ranks.get(one, len(ranks)), -calls[one], one))
+
+    def in_modules(self, operations: Sequence[str]) -> list[str]:
+        """Returns lines that name these operations in each of their modules. For an operation that also runs outside of
+        modules, the last lines contain its name alone."""
+        ranks = _ranks(self._suspects)
+        found: dict[str, tuple[int, str]] = {}
+        for row in self._rows:
+            if row.operation in operations and row.module is None:
+                found[row.operation] = (len(ranks) + 1, row.operation)
+            elif row.operation in operations:
+                for line in rules_for(row.operation, [row.module], "fp32"):
+                    found.setdefault(line, (ranks.get((row.operation, row.module or ""), len(ranks)), line))
+        return sorted(found, key=lambda line: found[line])
+
+
+def _ranks(suspects: Iterable[_T]) -> dict[_T, int]:
+    return {one: number for number, one in enumerate(dict.fromkeys(suspects))}

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from habana_mp import ListError, hmp
-from habana_mp.policy.lists import DIRECTORY, LARGEST_FILE, parse_list, read_list
+from habana_mp.policy.lists import DIRECTORY, parse_list, read_list
 from helpers.lists import write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
@@ -49,15 +49,6 @@ def test_what_is_no_text_is_refused_with_its_line(tmp_path: Path, content: bytes
         hmp.convert("O1", str(path))
     if content != bytes(range(256)):
         assert f"{path}:{line}:" in str(caught.value)
-    assert_torch_is_restored()
-
-
-def test_a_file_beyond_the_largest_size_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.bin"
-    path.write_bytes(b"mm\n" * (LARGEST_FILE // 3 + 1))
-    with pytest.raises(ListError, match=re.escape(str(path))) as caught:
-        hmp.convert("O1", str(path))
-    assert "1 MiB" in str(caught.value)
     assert_torch_is_restored()
 
 

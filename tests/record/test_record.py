@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from habana_mp import hmp
 from habana_mp.patches.torch.dynamo import graphs_compiled
-from habana_mp.recording.values import described
+from habana_mp.recording.recorder import described
 from helpers.recorded import record
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from habana_mp.diagnosis.minimal import minimal_set
+from habana_mp.diagnosis.search import minimal_set
 
 
 @given(st.integers(1, 200), st.sets(st.integers(0, 199), min_size=1, max_size=6))

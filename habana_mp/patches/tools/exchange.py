@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from habana_mp.common.exchanged_code import remember
-
 _PLACEHOLDER = "habana_mp: replaced by the function to call"
 
 #: What replaces a function: it gets the original, the arguments and the keywords.
@@ -140,13 +138,11 @@ def forwarding_code(function: types.FunctionType, call: str | Callable[..., Any]
         warnings.simplefilter("ignore", SyntaxWarning)
         module = compile(source, code.co_filename, "exec", dont_inherit=True)
     made = _inner_code(_inner_code(module))
-    made = made.replace(
+    return made.replace(
         co_consts=tuple(call if constant == _PLACEHOLDER else constant for constant in made.co_consts),
         co_firstlineno=code.co_firstlineno,
         co_name=code.co_name,
     )
-    remember(made, code)
-    return made
 
 
 def _inner_code(code: types.CodeType) -> types.CodeType:

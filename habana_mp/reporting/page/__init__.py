@@ -26,9 +26,6 @@ _NOT_IN_A_SCRIPT_ELEMENT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "
 
 def html_page(report: Mapping[str, Any]) -> str:
     """Returns the page of a report, which must be a result of ``Report.to_dict()``."""
-    given = (report.get("format"), report.get("version"))
-    if given != (FORMAT, VERSION):
-        raise ValueError(f"`report` must be of the format {(FORMAT, VERSION)!r}; got {given!r}")
     # ASCII, without characters that could end the script element around it.
     data = json.dumps(report, separators=(",", ":"), allow_nan=False).translate(_NOT_IN_A_SCRIPT_ELEMENT)
     weights = CachedWeights(**report["weights"])

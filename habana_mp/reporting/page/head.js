@@ -21,7 +21,6 @@ function environmentInWords({ environment, configuration, ranks, seconds }) {
     ["torch", environment.torch],
     ["Python", environment.python],
     ["", environment.processor],
-    ["device", environment.device],
     ["", configuration === null ? "not converted" : [level, lower].filter(Boolean).join(", ")],
     ["preset", preset],
     ["within", within],
