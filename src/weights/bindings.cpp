@@ -4,7 +4,7 @@
 #include <string>
 
 #include "host/free_memory.hpp"
-#include "host/streams.hpp"
+#include "host/modes.hpp"
 #include "pybind.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
