@@ -7,8 +7,8 @@
 #include "errors.hpp"
 #include "from_c.hpp"
 #include "host/ledger.hpp"
-#include "host/memory_map.hpp"
 #include "host/modes.hpp"
+#include "host/system_memory.hpp"
 #include "host/view.hpp"
 
 namespace habana_mp::host {
