@@ -133,9 +133,6 @@ accelerators: tuple[str, ...]
 def assumptions() -> list[tuple[str, str, str, str, str]]:
     """Returns the core's ledger: name, what is assumed, the check, the fallback, state."""
 
-def symbols() -> list[tuple[str, bool]]:
-    """Returns functions of torch's libraries by name, and if torch's headers declare them as they are called."""
-
 def bind_torch() -> None: ...
 def set_autocast_of_accelerator(function: Callable[[torch.Tensor], int | None], /) -> None:
     """Sets the function that tells whether torch.autocast casts the inputs of products on the device of a tensor: the

@@ -57,7 +57,7 @@ std::vector<MeaningOfDtype>& meanings_of_dtypes() {
 RegionDevice region_device{};
 // These read and set the region dtype without Python, if torch allows it.
 host::ThreadFlag region_device_flag;
-host::AutocastDtype region_device_dtype;
+host::AutocastFunctions region_autocast;
 std::vector<std::int8_t> dtype_numbers;  // the c10::ScalarType of each region dtype; empty if unknown
 // True while this file itself sets the region dtype.
 thread_local bool setting_region_device = false;
@@ -81,7 +81,7 @@ void write_region_dtype(std::uint64_t to) noexcept {
   // Dynamo ignores the dtype while autocast is off.
   if (!dtype_numbers.empty()) {
     if (region_device_flag.is_on() != (to != 0)) switch_region_device(to != 0);
-    region_device_dtype.set(region_device.device, dtype_numbers[static_cast<std::size_t>(to)]);
+    region_autocast.set_dtype(region_device.device, dtype_numbers[static_cast<std::size_t>(to)]);
     return;
   }
   setting_region_device = true;
@@ -327,21 +327,21 @@ void set_mark(const RegionDevice& given) {
                    immortal(given.set_autocast_enabled), immortal(given.set_autocast_dtype)};
   if (given.device < 0) return;
   const host::ThreadFlag flag = host::autocast_flag(given.device);
-  const host::AutocastDtype dtype = host::autocast_dtype();
-  if (!flag.is_known() || !dtype.is_known()) return;
-  const std::int8_t before = dtype.ask(given.device);
+  const host::AutocastFunctions autocast = host::autocast_functions();
+  if (!flag.is_known() || !autocast.are_known()) return;
+  const std::int8_t before = autocast.dtype(given.device);
   std::vector<std::int8_t> numbers;
   setting_region_device = true;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.dtypes); ++i) {
     call_with_device(given.set_autocast_dtype, PyTuple_GET_ITEM(given.dtypes, i));
-    numbers.push_back(dtype.ask(given.device));
+    numbers.push_back(autocast.dtype(given.device));
   }
   setting_region_device = false;
-  dtype.set(given.device, before);
+  autocast.set_dtype(given.device, before);
   // Otherwise the C++ function does not tell what the Python function sets.
   if (std::set(numbers.begin(), numbers.end()).size() != numbers.size()) return;
   region_device_flag = flag;
-  region_device_dtype = dtype;
+  region_autocast = autocast;
   dtype_numbers = std::move(numbers);
 }
 

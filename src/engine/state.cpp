@@ -12,7 +12,6 @@
 #include "engine/region.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
-#include "host/thread_end.hpp"
 #include "log/log.hpp"
 #include "weakrefs.hpp"
 

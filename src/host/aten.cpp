@@ -18,8 +18,7 @@ Assumption operators{
     "torch.operators",
     "aten::_unsafe_view and aten::new_empty are called in torch's library by the calling convention of C++, and "
     "THPVariable_Wrap makes a Python object of what they give",
-    "what they give back, by torch's headers in releases that are not known; then what they make of a sample: dtype, "
-    "strides, graph",
+    "torch's headers declare them; what they make of a sample: dtype, strides, graph",
     "torch's Python functions are called; gradients of parts of weights cost more"};
 
 // at::Tensor as C++ passes it: one pointer in a class that is not trivially copyable. `wrap` moves the pointer out
@@ -45,9 +44,10 @@ using OptionalDevice = std::optional<std::array<std::int8_t, 2>>;
 
 Handle (*view)(const Handle&, Sizes) = nullptr;
 Handle (*empty)(const Handle&, Sizes, OptionalNumber, OptionalNumber, OptionalDevice, std::optional<bool>) = nullptr;
-PyObject* (*wrap)(Handle&&) = nullptr;  // THPVariable_Wrap, which takes ownership of the new tensor
+// THPVariable_Wrap, which takes ownership of the new tensor. Null if one of the three was not found.
+PyObject* (*wrap)(Handle&&) = nullptr;
 
-// Returns a tensor in the form that torch's operators take; null if `wrap` was not found or the tensor has no
+// Returns a tensor in the form that torch's operators take; null if these were not found or the tensor has no
 // implementation.
 const Handle* handle_of(PyObject* tensor) {
   if (wrap == nullptr || detail::implementation_of(tensor) == nullptr) return nullptr;
@@ -67,62 +67,53 @@ Owned wrapped(const Operator& run) noexcept {
   return Owned(made);
 }
 
-bool is_plain_float32(const Owned& made, std::int64_t elements) {
-  return made && is_plain_tensor(made.get()) && kind_of_tensor(made.get()) == Kind::f32 &&
-         count_elements(made.get()) == elements;
+// True if the operators give a view without a base and a new tensor, as they should.
+bool are_right() {
+  const Owned list = made_by(
+      "import torch\n"
+      "def fit(view, new):\n"
+      "    is_view = view.shape == (3, 2) and view._base is None and view.grad_fn is not None\n"
+      "    is_new = new.shape == (4, 1, 5) and new.stride() == (5, 5, 1) and new.grad_fn is None\n"
+      "    return is_view and is_new and view.dtype is new.dtype is torch.float32\n"
+      "def make():\n"
+      "    with torch.inference_mode(False), torch.enable_grad():\n"
+      "        return [torch.ones(2, 3, dtype=torch.float32, device='cpu', requires_grad=True), fit]\n");
+  PyObject* const sample = list ? PyList_GET_ITEM(list.get(), 0) : nullptr;
+  const Owned seen = sample ? unsafe_view(sample, std::array<std::int64_t, 2>{3, 2}) : nullptr;
+  const Owned made = seen ? new_empty(sample, std::array<std::int64_t, 3>{4, 1, 5}, Kind::f32) : nullptr;
+  if (!made) return false;
+  PyObject* const arguments[] = {seen.get(), made.get()};
+  return Owned(PyObject_Vectorcall(PyList_GET_ITEM(list.get(), 1), arguments, 2, nullptr)).get() == Py_True;
 }
 
-bool views_are_right(PyObject* sample) {
-  const Owned made = unsafe_view(sample, std::array<std::int64_t, 2>{3, 2});
-  const Owned base(made ? PyObject_GetAttrString(made.get(), "_base") : nullptr);
-  const Owned node(made ? PyObject_GetAttrString(made.get(), "grad_fn") : nullptr);
-  return is_plain_float32(made, 6) && node && node.get() != Py_None && base.get() == Py_None;
-}
-
-bool empty_ones_are_right(PyObject* sample) {
-  const Owned made = new_empty(sample, std::array<std::int64_t, 3>{4, 1, 5}, Kind::f32);
-  const Owned node(made ? PyObject_GetAttrString(made.get(), "grad_fn") : nullptr);
-  const Owned stride(made ? PyObject_CallMethod(made.get(), "stride", nullptr) : nullptr);
-  const Owned expected(Py_BuildValue("(iii)", 5, 5, 1));
-  return is_plain_float32(made, 20) && node.get() == Py_None && stride && expected &&
-         PyObject_RichCompareBool(stride.get(), expected.get(), Py_EQ) == 1;
+bool find_operators() {
+  return find({"libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE", "torch/csrc/autograd/python_variable.h",
+               "PyObject* THPVariable_Wrap(at::TensorBase&& var);"},
+              wrap) &&
+         find({"libtorch_cpu.so", "_ZN2at4_ops12_unsafe_view4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE",
+               "ATen/ops/_unsafe_view_ops.h",
+               "static at::Tensor call(const at::Tensor & self, c10::SymIntArrayRef size);"},
+              view) &&
+         find({"libtorch_cpu.so",
+               "_ZN2at4_ops9new_empty4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEESt8optionalINS5_10ScalarTypeEE"
+               "S9_INS5_6LayoutEES9_INS5_6DeviceEES9_IbE",
+               "ATen/ops/new_empty_ops.h",
+               "static at::Tensor call(const at::Tensor & self, c10::SymIntArrayRef size, "
+               "::std::optional<at::ScalarType> dtype, ::std::optional<at::Layout> layout, "
+               "::std::optional<at::Device> device, ::std::optional<bool> pin_memory);"},
+              empty);
 }
 
 }  // namespace
 
 void bind_aten() {
-  if (read_method != ReadMethod::layout || operators.is_broken()) {
-    operators.settle(false);
-    return;
-  }
-  find({"libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE", "torch/csrc/autograd/python_variable.h",
-        "PyObject* THPVariable_Wrap(at::TensorBase&& var);"},
-       wrap);
-  find({"libtorch_cpu.so", "_ZN2at4_ops12_unsafe_view4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE",
-        "ATen/ops/_unsafe_view_ops.h", "static at::Tensor call(const at::Tensor & self, c10::SymIntArrayRef size);"},
-       view);
-  find({"libtorch_cpu.so",
-        "_ZN2at4_ops9new_empty4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEESt8optionalINS5_10ScalarTypeEE"
-        "S9_INS5_6LayoutEES9_INS5_6DeviceEES9_IbE",
-        "ATen/ops/new_empty_ops.h",
-        "static at::Tensor call(const at::Tensor & self, c10::SymIntArrayRef size, ::std::optional<at::ScalarType> "
-        "dtype, "
-        "::std::optional<at::Layout> layout, ::std::optional<at::Device> device, ::std::optional<bool> pin_memory);"},
-       empty);
-  constexpr const char* script =
-      "import torch\n"
-      "def make():\n"
-      "    with torch.inference_mode(False), torch.enable_grad():\n"
-      "        return [torch.ones(2, 3, device='cpu', requires_grad=True)]\n";
-  const Owned list = wrap == nullptr ? nullptr : made_by(script);
-  if (!list || view == nullptr || !views_are_right(PyList_GET_ITEM(list.get(), 0))) view = nullptr;
-  if (!list || empty == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list.get(), 0))) empty = nullptr;
-  operators.settle(view != nullptr && empty != nullptr);
+  const auto fit = [] { return read_method == ReadMethod::layout && find_operators() && are_right(); };
+  if (!operators.holds_by(fit)) wrap = nullptr;
   clear_error();
 }
 
 Owned unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
-  const Handle* const given = view == nullptr ? nullptr : handle_of(tensor);
+  const Handle* const given = handle_of(tensor);
   if (given == nullptr) return nullptr;
   return wrapped([&] { return view(*given, {sizes.data(), sizes.size()}); });
 }
@@ -142,7 +133,7 @@ Owned as_tuple(std::span<const std::int64_t> sizes) noexcept {
 }
 
 Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes, Kind kind) noexcept {
-  if (const Handle* const given = empty == nullptr ? nullptr : handle_of(tensor)) {
+  if (const Handle* const given = handle_of(tensor)) {
     const auto dtype = static_cast<std::int8_t>(detail::scalar_type_of(kind));
     return wrapped([&] { return empty(*given, {sizes.data(), sizes.size()}, dtype, {}, {}, {}); });
   }

@@ -42,4 +42,8 @@ Owned init_codes(PyTypeObject* type);
 // Returns the pair with this code, borrowed, or null.
 PyObject* pair_of(PyObject* codes, PyObject* code);
 
+// Calls `work` in this thread, with the GIL, when Python clears the thread's state. Destructors of thread_local objects
+// run later, without the GIL. Only the first call with a name registers its work.
+void at_thread_end(const char* name, void (*work)());
+
 }  // namespace habana_mp::host

@@ -7,7 +7,6 @@
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
-#include "host/symbols.hpp"
 
 namespace habana_mp::host {
 
@@ -16,8 +15,7 @@ namespace {
 Assumption casts_inside{
     "torch.autocast-functions",
     "functions of torch's libraries switch torch.autocast for the CPU, its dtype and its cache in a thread",
-    "what they give back, by torch's headers in releases that are not known; what they say, against torch's Python "
-    "functions; and what they set is what they read",
+    "torch's headers declare them",
     "the core makes all casts itself; where gradients are recorded a call takes longer"};
 
 using ScalarType = std::int8_t;
@@ -26,13 +24,7 @@ constexpr std::int8_t cpu = 0;
 constexpr ScalarType half = 5;
 constexpr ScalarType bfloat16 = 15;
 
-// Functions of at::autocast.
-struct Functions {
-  AutocastDtype dtype;
-  bool (*is_cache_enabled)() = nullptr;
-  void (*set_cache_enabled)(bool) = nullptr;
-};
-Functions functions;
+AutocastFunctions functions;
 NeverDestroyed<Owned> autocast_of_accelerator;
 
 #if defined(__GNUC__)
@@ -40,54 +32,16 @@ __attribute__((tls_model("initial-exec")))
 #endif
 constinit thread_local const Autocast* at_work = nullptr;
 
-// True if torch's Python functions return the same values as these functions.
-bool agree_with_python() {
-  const Owned list = made_by(
-      "import torch\n"
-      "def make():\n"
-      "    return [torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
-      "            torch.is_autocast_cache_enabled()]\n");
-  if (!list) return false;
-  const ScalarType dtype = functions.dtype.ask(cpu);
-  PyObject* const seen = PyList_GET_ITEM(list.get(), 1);
-  return autocast_on_cpu.enabled.is_on() == (PyList_GET_ITEM(list.get(), 0) == Py_True) &&
-         functions.is_cache_enabled() == (PyList_GET_ITEM(list.get(), 2) == Py_True) &&
-         (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
-}
-
-// True if each getter returns what its setter set.
-bool are_set() {
-  const ScalarType dtype = functions.dtype.ask(cpu);
-  const ScalarType other = dtype == half ? bfloat16 : half;
-  functions.dtype.set(cpu, other);
-  const bool sets_dtype = functions.dtype.ask(cpu) == other;
-  functions.dtype.set(cpu, dtype);
-  const bool cache = functions.is_cache_enabled();
-  functions.set_cache_enabled(!cache);
-  const bool sets_cache = functions.is_cache_enabled() != cache;
-  functions.set_cache_enabled(cache);
-  return sets_dtype && sets_cache && functions.dtype.ask(cpu) == dtype && functions.is_cache_enabled() == cache;
-}
-
 }  // namespace
 
 Autocast autocast_on_cpu;
 Autocast autocast_on_accelerator;
 
 void bind_casts_inside() {
-  static constexpr const char* header = "ATen/autocast_mode.h";
-  functions.dtype = autocast_dtype();
+  functions = autocast_functions();
   autocast_on_cpu.enabled = autocast_flag(cpu);
-  autocast_on_cpu.is_usable = casts_inside.holds_by([] {
-    return can_look_inside() && autocast_on_cpu.enabled.is_known() && functions.dtype.is_known() &&
-           find({"libtorch_cpu.so", "_ZN2at8autocast25is_autocast_cache_enabledEv", header,
-                 "bool is_autocast_cache_enabled();"},
-                functions.is_cache_enabled) &&
-           find({"libtorch_cpu.so", "_ZN2at8autocast26set_autocast_cache_enabledEb", header,
-                 "void set_autocast_cache_enabled(bool enabled);"},
-                functions.set_cache_enabled) &&
-           agree_with_python() && are_set();
-  });
+  autocast_on_cpu.is_usable = casts_inside.holds_by(
+      [] { return can_look_inside() && autocast_on_cpu.enabled.is_known() && functions.are_known(); });
   clear_error();
 }
 
@@ -143,10 +97,10 @@ bool autocast_is_off() noexcept { return !autocast_on_cpu.enabled.is_on(true); }
 CastsInside::CastsInside(Kind to, const Autocast& autocast) noexcept
     : autocast_(autocast),
       cache_before_(functions.is_cache_enabled()),
-      dtype_before_(functions.dtype.ask(autocast.device_type)) {
+      dtype_before_(functions.dtype(autocast.device_type)) {
   const ScalarType wanted = to == Kind::bf16 ? bfloat16 : half;
   dtype_changed_ = dtype_before_ != wanted;
-  if (dtype_changed_) functions.dtype.set(autocast.device_type, wanted);
+  if (dtype_changed_) functions.set_dtype(autocast.device_type, wanted);
   // The autocast cache would keep the cast of a leaf input even after the leaf has changed.
   if (cache_before_) functions.set_cache_enabled(false);
   at_work = &autocast;
@@ -157,7 +111,7 @@ CastsInside::~CastsInside() {
   at_work = nullptr;
   autocast_.enabled.turn(false);
   if (cache_before_) functions.set_cache_enabled(true);
-  if (dtype_changed_) functions.dtype.set(autocast_.device_type, dtype_before_);
+  if (dtype_changed_) functions.set_dtype(autocast_.device_type, dtype_before_);
 }
 
 NoCastsInside::NoCastsInside() noexcept : was_on_(std::exchange(at_work, nullptr)) {

@@ -16,34 +16,24 @@
 
 namespace habana_mp::host {
 
-// Reads memory that may be unmapped: the kernel returns EFAULT where a direct read would crash.
-class CarefulReader {
- public:
-  CarefulReader() { open_ = ::pipe(ends_) == 0; }
-  ~CarefulReader() {
-    if (!open_) return;
-    ::close(ends_[0]);
-    ::close(ends_[1]);
-  }
-  CarefulReader(const CarefulReader&) = delete;
-  CarefulReader& operator=(const CarefulReader&) = delete;
-
-  bool read(const void* from, void* to, std::size_t size) const {
-    const iovec there{const_cast<void*>(from), size};
-    const iovec here{to, size};
-    if (::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size)) return true;
-    // process_vm_readv is not allowed everywhere. A pipe is.
-    if (!open_ || ::write(ends_[1], from, size) != static_cast<ssize_t>(size)) return false;
-    return ::read(ends_[0], to, size) == static_cast<ssize_t>(size);
-  }
-
- private:
-  bool open_ = false;
-  int ends_[2] = {-1, -1};
-};
+// Copies memory that may be unmapped: the kernel returns an error where a direct read would crash. Returns false if it
+// cannot be read.
+inline bool read_carefully(const void* from, void* to, std::size_t size) noexcept {
+  const iovec there{const_cast<void*>(from), size};
+  const iovec here{to, size};
+  return ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size);
+}
 
 // Returns the list that the function `make` of a Python script returns; null with an exception set.
-Owned made_by(const char* script);
+inline Owned made_by(const char* script) {
+  const Owned globals(PyDict_New());
+  if (!globals) return nullptr;
+  const Owned done(PyDict_SetItemString(globals.get(), "__builtins__", PyEval_GetBuiltins()) < 0
+                       ? nullptr
+                       : PyRun_String(script, Py_file_input, globals.get(), globals.get()));
+  const Owned make(done ? PyMapping_GetItemString(globals.get(), "make") : nullptr);
+  return Owned(make ? PyObject_CallNoArgs(make.get()) : nullptr);
+}
 
 // Returns the value at an offset from an address.
 template <typename T>
@@ -58,11 +48,11 @@ using Memory = std::vector<std::array<char, size>>;
 
 // Returns the memory at each of these addresses; nullopt if one is null or cannot be read.
 template <std::size_t size, typename AddressOf>
-std::optional<Memory<size>> read_each(const CarefulReader& reader, std::size_t count, AddressOf address_of) {
+std::optional<Memory<size>> read_each(std::size_t count, AddressOf address_of) {
   Memory<size> memory(count);
   for (std::size_t i = 0; i < count; ++i) {
     const void* address = address_of(i);
-    if (address == nullptr || !reader.read(address, memory[i].data(), size)) return std::nullopt;
+    if (address == nullptr || !read_carefully(address, memory[i].data(), size)) return std::nullopt;
   }
   return memory;
 }

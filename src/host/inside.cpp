@@ -7,8 +7,8 @@
 #include "errors.hpp"
 #include "from_c.hpp"
 #include "host/ledger.hpp"
-#include "host/memory_map.hpp"
 #include "host/modes.hpp"
+#include "host/system_memory.hpp"
 #include "host/view.hpp"
 
 namespace habana_mp::host {
@@ -106,11 +106,11 @@ bool take(std::ptrdiff_t& place, std::optional<std::ptrdiff_t> found) {
 
 // Finds the version counter's address in the implementation, and the version and the number of owners in the counter.
 // False unless exactly one triple of offsets fits.
-bool find_version(const CarefulReader& reader, const std::vector<Sample>& samples,
-                  const Memory<implementation_size>& implementations, Inside& found) {
+bool find_version(const std::vector<Sample>& samples, const Memory<implementation_size>& implementations,
+                  Inside& found) {
   const auto place = only_offset<implementation_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
     const auto counters = read_each<counter_size>(
-        reader, samples.size(), [&](std::size_t i) { return load<const void*>(implementations[i].data(), offset); });
+        samples.size(), [&](std::size_t i) { return load<const void*>(implementations[i].data(), offset); });
     if (!counters) return false;
     const auto version = unique_offset<std::uint32_t>(samples, *counters, [](const Sample& s) { return s.version; });
     // The samples share their memory only with tensors that share their counter.
@@ -123,7 +123,7 @@ bool find_version(const CarefulReader& reader, const std::vector<Sample>& sample
 
 // Finds the dispatch keys in the implementation: the only value that is equal in all plain tensors, has one more bit in
 // negated views of them, and has fewer bits in a tensor of inference mode.
-bool find_keys(const CarefulReader& reader, Inside& found) {
+bool find_keys(Inside& found) {
   constexpr std::size_t plain = 3;
   Owned list = made_by(
       "import torch\n"
@@ -135,7 +135,7 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
       "    with torch.inference_mode():\n"
       "        return plain + negated + [torch.empty(3, 5, device=device) for device in ('cpu', 'meta')]\n");
   if (!list) return false;
-  const auto memory = read_each<implementation_size>(reader, 2 * plain + 2, [&](std::size_t i) {
+  const auto memory = read_each<implementation_size>(2 * plain + 2, [&](std::size_t i) {
     return detail::implementation_of(PyList_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)));
   });
   list.reset();
@@ -159,9 +159,8 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
 
 // Finds a storage's memory, its number of owners, the context and the deleter of the memory, and whether it is
 // resizable. For memory of torch's own allocator the context is the memory itself.
-bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples, Inside& found) {
-  const auto storages =
-      read_each<storage_size>(reader, samples.size(), [&](std::size_t i) { return samples[i].storage; });
+bool find_memory(const std::vector<Sample>& samples, Inside& found) {
+  const auto storages = read_each<storage_size>(samples.size(), [&](std::size_t i) { return samples[i].storage; });
   if (!storages ||
       !take(found.data, unique_offset<const void*>(samples, *storages, [](const Sample& s) { return s.data; })) ||
       !take(found.owners, unique_offset<std::uint32_t>(samples, *storages, [](const Sample& s) { return s.owners; })) ||
@@ -178,11 +177,10 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
     if (is_own != samples[i].own || (deleter(i) == deleter(0)) != samples[i].own) return false;
   }
   found.own_deleter = deleter(0);
-  // The only address that is equal in all storages of torch's allocator and null in the storages of NumPy's memory.
+  // The only word that is the same in all storages of torch's allocator, and null in the storages of NumPy's memory.
   const auto allocator = only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
     const auto at = [&](std::size_t i) { return load<const void*>((*storages)[i].data(), offset); };
-    std::uintptr_t first = 0;
-    bool fits = at(0) != nullptr && reader.read(at(0), &first, sizeof first);
+    bool fits = at(0) != nullptr;
     for (std::size_t i = 0; fits && i < samples.size(); ++i) fits = at(i) == (samples[i].own ? at(0) : nullptr);
     return fits;
   });
@@ -207,34 +205,31 @@ const void* find_slice_deleter(const Inside& found) {
 }
 
 bool find_functions() {
-  const Owned graph(PyImport_ImportModule("torch.autograd.graph"));
-  if (!graph) return false;
-  gradient_edge = PyObject_GetAttrString(graph.get(), "get_gradient_edge");
   const Owned made = made_by(
       "import torch\n"
+      "from torch.autograd.graph import get_gradient_edge\n"
       "def make():\n"
       "    held = torch._C.ScriptDict({0: torch.empty(0, device='cpu')})\n"
       "    del held[0]\n"
-      "    return [held]\n");
-  held_in_cpp = made ? immortal(PyList_GET_ITEM(made.get(), 0)) : nullptr;
-  return find_method(api.tensor_base, "untyped_storage", untyped_storage) && gradient_edge != nullptr &&
-         held_in_cpp != nullptr;
+      "    return [get_gradient_edge, held]\n");
+  if (!made) return false;
+  gradient_edge = immortal(PyList_GET_ITEM(made.get(), 0));
+  held_in_cpp = immortal(PyList_GET_ITEM(made.get(), 1));
+  return find_method(api.tensor_base, "untyped_storage", untyped_storage);
 }
 
 bool find_inside(Inside& found) {
   Owned aliases;
   const std::optional<std::vector<Sample>> samples = make_samples(aliases);
   if (!samples) return false;
-  const CarefulReader reader;
   const auto implementations = read_each<implementation_size>(
-      reader, samples->size(), [&](std::size_t i) { return detail::implementation_of((*samples)[i].tensor.get()); });
+      samples->size(), [&](std::size_t i) { return detail::implementation_of((*samples)[i].tensor.get()); });
   return implementations &&
          take(found.storage,
               unique_offset<const void*>(*samples, *implementations, [](const Sample& s) { return s.storage; })) &&
          take(found.holders,
               unique_offset<std::uint32_t>(*samples, *implementations, [](const Sample& s) { return s.holders; })) &&
-         find_version(reader, *samples, *implementations, found) && find_memory(reader, *samples, found) &&
-         find_keys(reader, found);
+         find_version(*samples, *implementations, found) && find_memory(*samples, found) && find_keys(found);
 }
 
 std::uint32_t owners_of_tensor(PyObject* tensor) noexcept {
@@ -253,12 +248,6 @@ bool other_owner_accumulates(PyObject* tensor) noexcept {
   }
   // get_gradient_edge has made the node if there was none.
   return owners_of_tensor(tensor) == 2;
-}
-
-// True if torch.load made this storage. Such a storage has torch's memory and no allocator, and was never resizable.
-bool was_loaded(const char* storage) noexcept {
-  return inside.allocator != 0 && load<const void*>(storage, inside.allocator) == nullptr &&
-         load<const void*>(storage, inside.deleter) == inside.own_deleter;
 }
 
 // The number of owners of a tensor's storage and of the storage's Python object. The tensor and the Python object are
@@ -289,22 +278,14 @@ bool find_single_holds(PyObject* tensor) noexcept {
   return is_stable;
 }
 
-// The number of owners of a tensor and of references to its Python object. The expected values for a tensor with one
-// Python reference are `held_once` without a holder and `held_beside` with one.
-struct Counts {
-  std::uint32_t holders = 0;
-  Py_ssize_t references = 0;
-};
-Counts held_once;
-Counts held_beside;
+// The references to a tensor's Python object beside a holder, if Python code has one.
+Py_ssize_t references_beside = 0;
 
-Counts counts_of(PyObject* tensor) noexcept { return {owners_of_tensor(tensor), Py_REFCNT(tensor)}; }
-
-bool find_counts(PyObject* tensor) {
-  held_once = counts_of(tensor);
+bool find_references(PyObject* tensor) {
+  const bool is_alone = owners_of_tensor(tensor) == 1 && Py_REFCNT(tensor) == 1;
   const Owned holder = make_holder(tensor);
-  if (holder) held_beside = counts_of(tensor);
-  return holder && held_once.holders == 1 && held_once.references == 1 && held_beside.holders == 2;
+  references_beside = Py_REFCNT(tensor);
+  return is_alone && holder && owners_of_tensor(tensor) == 2;
 }
 
 // True if a NumPy array adds an owner to the storage: it holds an alias of its tensor.
@@ -323,7 +304,7 @@ bool find_owners() {
       "        return [torch.empty(8, device='cpu')]\n");
   if (!list) return false;
   PyObject* tensor = PyList_GET_ITEM(list.get(), 0);
-  return find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
+  return find_references(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
 }
 
 void forget_held(std::size_t number) {
@@ -389,20 +370,19 @@ static bool is_of_torch(const char* storage) noexcept {
   return load<const char*>(storage, inside.context) == load<const char*>(storage, inside.data);
 }
 
-static const char* sliced_storage(const char* storage) noexcept {
-  const bool is_slice =
-      inside.slice_deleter != nullptr && load<const void*>(storage, inside.deleter) == inside.slice_deleter;
-  return is_slice ? load<const char*>(storage, inside.context) : nullptr;
-}
-
-// torch makes a storage permanently non-resizable when NumPy gets its memory.
+// torch makes a storage permanently non-resizable when NumPy gets its memory. A storage that torch.load made has
+// torch's memory and no allocator, and was never resizable.
 bool numpy_had_memory(const char* storage) noexcept {
-  return is_of_torch(storage) && !was_loaded(storage) && load<std::uint8_t>(storage, inside.resizable) == 0;
+  const bool was_loaded = load<const void*>(storage, inside.allocator) == nullptr &&
+                          load<const void*>(storage, inside.deleter) == inside.own_deleter;
+  return is_of_torch(storage) && !was_loaded && load<std::uint8_t>(storage, inside.resizable) == 0;
 }
 
 bool is_known_memory(const char* storage) {
   if (is_of_torch(storage)) return true;
-  const char* whole = sliced_storage(storage);
+  const bool is_slice =
+      inside.slice_deleter != nullptr && load<const void*>(storage, inside.deleter) == inside.slice_deleter;
+  const char* whole = is_slice ? load<const char*>(storage, inside.context) : nullptr;
   return whole != nullptr && is_of_private_file(whole, memory_of(whole));
 }
 
@@ -476,11 +456,9 @@ bool has_layout(PyObject* tensor, const Geometry& geometry) noexcept {
 }
 
 bool is_held_once(PyObject* tensor, bool has_holder) noexcept {
-  const Counts& expected = has_holder ? held_beside : held_once;
-  const Counts counts = counts_of(tensor);
   const char* storage = storage_of(tensor);
-  return counts.references == expected.references && counts.holders == expected.holders && storage != nullptr &&
-         owners_of_storage(storage) == 1;
+  return Py_REFCNT(tensor) == (has_holder ? references_beside : 1) &&
+         owners_of_tensor(tensor) == (has_holder ? 2 : 1) && storage != nullptr && owners_of_storage(storage) == 1;
 }
 
 }  // namespace habana_mp::host

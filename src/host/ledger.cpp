@@ -15,8 +15,9 @@ std::vector<const Assumption*>& entries() {
 
 }  // namespace
 
-Assumption::Assumption(const char* name, const char* assumed, const char* check, const char* otherwise)
-    : name_(name), assumed_(assumed), check_(check), otherwise_(otherwise) {
+Assumption::Assumption(const char* its_name, const char* its_assumption, const char* its_check,
+                       const char* its_fallback)
+    : name(its_name), assumed(its_assumption), check(its_check), otherwise(its_fallback) {
   const char* const broken = std::getenv("HABANA_MP_BREAK");
   std::istringstream names(broken == nullptr ? "" : broken);
   for (std::string one; std::getline(names, one, ',');) is_broken_ = is_broken_ || one == name;

@@ -12,7 +12,7 @@ class Assumption {
   enum class State : std::uint8_t { not_asked, holds, fails };
 
   // Stores the four pointers; the texts must outlive the entry. The name has the form `owner.subject`.
-  Assumption(const char* name, const char* assumed, const char* check, const char* otherwise);
+  Assumption(const char* its_name, const char* its_assumption, const char* its_check, const char* its_fallback);
   Assumption(const Assumption&) = delete;
   Assumption& operator=(const Assumption&) = delete;
 
@@ -36,17 +36,14 @@ class Assumption {
   }
   [[nodiscard]] bool holds() const { return state_ == State::holds; }
 
-  [[nodiscard]] const char* name() const { return name_; }
-  [[nodiscard]] const char* assumed() const { return assumed_; }
-  [[nodiscard]] const char* check() const { return check_; }
-  [[nodiscard]] const char* otherwise() const { return otherwise_; }
   [[nodiscard]] State state() const { return state_; }
 
+  const char* const name;
+  const char* const assumed;
+  const char* const check;
+  const char* const otherwise;
+
  private:
-  const char* name_;
-  const char* assumed_;
-  const char* check_;
-  const char* otherwise_;
   State state_ = State::not_asked;
   bool is_broken_ = false;
 };

@@ -1,6 +1,9 @@
 // The state of torch in this thread: gradients, and the modes, tracers and transforms that see each operation.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "host/reader.hpp"
 
 namespace habana_mp::host {
@@ -37,6 +40,10 @@ bool gradients_are_worked_out() noexcept;
 std::uint64_t next_sequence_number() noexcept;
 // Returns the sequence number of the operation whose gradient is being computed; 0 if it is unknown.
 std::uint64_t sequence_number_of_gradient() noexcept;
+
+// Returns the number of the stream on which this thread's next operation on a device of torch's accelerator runs.
+// Nullopt if it cannot be told.
+std::optional<std::int64_t> current_stream(int device) noexcept;
 
 // True if an argument, or the first item of a list or tuple, is an instance of a tensor subclass.
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;

@@ -128,14 +128,13 @@ std::optional<detail::Layout> find_layout() {
     clear_error();
     return std::nullopt;
   }
-  const CarefulReader reader;
   std::optional<detail::Layout> found;
   const auto object_size = static_cast<std::ptrdiff_t>(api.tensor_base->tp_basicsize);
   for (std::ptrdiff_t place = static_cast<std::ptrdiff_t>(sizeof(PyObject));
        !found && place + static_cast<std::ptrdiff_t>(sizeof(void*)) <= object_size;
        place += static_cast<std::ptrdiff_t>(sizeof(void*))) {
     const auto memory = read_each<implementation_size>(
-        reader, samples->size(), [&](std::size_t i) { return load<const void*>((*samples)[i].tensor.get(), place); });
+        samples->size(), [&](std::size_t i) { return load<const void*>((*samples)[i].tensor.get(), place); });
     if (!memory) continue;
     const auto dtype = unique_offset<std::uint16_t>(*samples, *memory, [](const Sample& s) { return s.scalar_type; });
     const auto elements = unique_offset<std::int64_t>(*samples, *memory, [](const Sample& s) { return s.elements; });
@@ -146,8 +145,6 @@ std::optional<detail::Layout> find_layout() {
 
 }  // namespace
 
-const char* name(ReadMethod one) noexcept { return one == ReadMethod::layout ? "layout" : "attribute"; }
-
 bool bind_reader() {
   const char* forced = std::getenv("HABANA_MP_READER");
   const std::string_view wanted = forced == nullptr ? "" : forced;
@@ -156,17 +153,11 @@ bool bind_reader() {
                  "the environment variable HABANA_MP_READER must be `layout` or `attribute`; got `%s`", forced);
     return false;
   }
-  if (wanted.empty() || wanted == "layout") {
-    std::optional<detail::Layout> found;
-    tensor_layout.holds_by([&] { return (found = find_layout()).has_value(); });
-    if (found) {
-      detail::layout = *found;
-      read_method = ReadMethod::layout;
-      return true;
-    }
-  }
-  read_method = ReadMethod::attribute;
-  if (wanted != "layout") return true;
+  std::optional<detail::Layout> found;
+  if (wanted != "attribute") tensor_layout.holds_by([&] { return (found = find_layout()).has_value(); });
+  read_method = found ? ReadMethod::layout : ReadMethod::attribute;
+  if (found) detail::layout = *found;
+  if (found || wanted != "layout") return true;
   PyErr_SetString(
       PyExc_ImportError,
       "the environment variable HABANA_MP_READER is `layout`, which this torch does not allow; leave it unset");

@@ -18,7 +18,6 @@ enum class ReadMethod : std::uint8_t {
   attribute,  // through Python; 70 ns and more, any torch
 };
 extern ReadMethod read_method;
-const char* name(ReadMethod read_method) noexcept;
 
 // Finds the layout, or uses the way that the environment variable HABANA_MP_READER names.
 // False with a Python exception set if that one does not work. Call it after bind_torch.

@@ -3,17 +3,13 @@ target_sources(_core PRIVATE
   src/host/callables.cpp
   src/host/callers.cpp
   src/host/casts_inside.cpp
-  src/host/finding.cpp
-  src/host/free_memory.cpp
   src/host/inside.cpp
   src/host/ledger.cpp
-  src/host/memory_map.cpp
   src/host/modes.cpp
   src/host/reader.cpp
-  src/host/streams.cpp
   src/host/symbols.cpp
+  src/host/system_memory.cpp
   src/host/team.cpp
-  src/host/thread_end.cpp
   src/host/thread_flag.cpp
   src/host/torch_api.cpp
   src/host/view.cpp

@@ -1,17 +1,15 @@
 // Finds functions of torch's loaded libraries by name. If a torch lacks one, its callers use a fallback.
 #pragma once
 
-#include <vector>
-
 namespace habana_mp::host {
 
-// A mangled name contains a function's parameters, but not its result. So a name is trusted in the torch releases in
-// which the result was checked, and in other releases if torch's own header has this declaration.
+// A mangled name contains a function's parameters, but not its result. So a name is trusted if torch's own header has
+// this declaration.
 struct Symbol {
   const char* library;  // "libtorch_cpu.so", for example; its dependencies are searched too
   const char* name;
   const char* header;       // relative to torch/include
-  const char* declaration;  // compared without white space and export macros
+  const char* declaration;  // what follows an export macro; compared without white space
 };
 
 // Returns the function; null if it is missing or not trusted.
@@ -27,11 +25,5 @@ bool find(const Symbol& symbol, Function*& function) {
 // Returns the address that the loader finds now. For a thread-local variable it is that of the calling thread. Does not
 // check whether the symbol is trusted.
 void* look_up(const Symbol& symbol) noexcept;
-
-// Returns all symbols that were requested.
-const std::vector<Symbol>& known_symbols() noexcept;
-
-// True if torch's header has this declaration. False if torch came without its headers.
-bool is_declared(const Symbol& symbol);
 
 }  // namespace habana_mp::host

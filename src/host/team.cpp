@@ -25,13 +25,12 @@ namespace {
 Assumption openmp_threads{
     "openmp.threads",
     "torch's loops run on threads of OpenMP's runtime, by GOMP_parallel, which our kernels can ask too",
-    "its three functions are one library's; a loop of one thread calls what it was given once, with what it was given",
-    "our kernels run on the calling thread"};
+    "its three functions are one library's", "our kernels run on the calling thread"};
 
 Assumption openmp_pause{
     "openmp.pause",
     "omp_pause_resource_all of GCC's OpenMP ends the calling thread's team, so that a forked child can start another",
-    "it is of the library that runs torch's loops, which is GCC's; it gives 0, and a loop runs after it",
+    "it is of the library that runs torch's loops, which is GCC's; at each fork, that it gives 0",
     "in a forked child our kernels run on the calling thread"};
 
 void* find_in_torch(const char* name) {
@@ -50,36 +49,11 @@ bool are_of_one_library(const std::array<void*, 3>& functions) {
   return true;
 }
 
-struct Seen {
-  const kernels::Team* team;
-  int calls = 0;
-  int place = -1;
-};
-
-// True if a loop of one thread calls its function once. Starts no thread.
-bool calls_once(const kernels::Team& team) {
-  Seen seen{&team};
-  team.run(
-      [](void* context) {
-        auto* given = static_cast<Seen*>(context);
-        ++given->calls;
-        given->place = given->team->place();
-      },
-      &seen, 1, 0);
-  return seen.calls == 1 && seen.place == 0 && team.size() >= 1;
-}
-
 // True for GCC's OpenMP runtime. Other runtimes restart in a child by themselves, and may forget the requested number
 // of threads.
 bool is_of_gcc(void* function) {
   Dl_info found;
   return dladdr(function, &found) != 0 && std::string_view(found.dli_fname).find("libgomp") != std::string_view::npos;
-}
-
-bool ends_and_starts(const kernels::Team& team) {
-  constexpr int hard = 2;  // omp_pause_hard
-  return team.pause != nullptr && is_of_gcc(reinterpret_cast<void*>(team.pause)) &&
-         is_of_gcc(reinterpret_cast<void*>(team.run)) && team.pause(hard) == 0 && calls_once(team);
 }
 
 // Set when the module is loaded: a process may fork before torch is bound.
@@ -107,10 +81,11 @@ void bind_team() {
   team.run = reinterpret_cast<decltype(team.run)>(functions[0]);
   team.place = reinterpret_cast<decltype(team.place)>(functions[1]);
   team.size = reinterpret_cast<decltype(team.size)>(functions[2]);
-  if (!openmp_threads.holds_by([&] { return are_of_one_library(functions) && calls_once(team); })) return;
-  if (!kernels::may_use_team()) return;  // to end a team whose threads are missing would wait for them
-  team.pause = reinterpret_cast<decltype(team.pause)>(find_in_torch("omp_pause_resource_all"));
-  if (!openmp_pause.holds_by([&] { return ends_and_starts(team); })) team.pause = nullptr;
+  if (!openmp_threads.holds_by([&] { return are_of_one_library(functions); })) return;
+  void* const pause = find_in_torch("omp_pause_resource_all");
+  if (openmp_pause.holds_by([&] { return is_of_gcc(functions[0]) && is_of_gcc(pause); })) {
+    team.pause = reinterpret_cast<decltype(team.pause)>(pause);
+  }
   kernels::use_team(team);
 #endif
 }

@@ -82,15 +82,21 @@ std::uint64_t included_bit(PyObject* key) {
   return flag.when_off == 0 ? flag.bit : 0;
 }
 
-AutocastDtype autocast_dtype() {
-  AutocastDtype found;
-  find({cpu, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", autocast_header,
-        "at::ScalarType get_autocast_dtype(at::DeviceType device_type);"},
-       found.ask);
-  find({cpu, "_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", autocast_header,
-        "void set_autocast_dtype(at::DeviceType device_type, at::ScalarType dtype);"},
-       found.set);
-  return found;
+AutocastFunctions autocast_functions() {
+  AutocastFunctions found;
+  const bool all =
+      find({cpu, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", autocast_header,
+            "at::ScalarType get_autocast_dtype(at::DeviceType device_type);"},
+           found.dtype) &&
+      find({cpu, "_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", autocast_header,
+            "void set_autocast_dtype(at::DeviceType device_type, at::ScalarType dtype);"},
+           found.set_dtype) &&
+      find({cpu, "_ZN2at8autocast25is_autocast_cache_enabledEv", autocast_header, "bool is_autocast_cache_enabled();"},
+           found.is_cache_enabled) &&
+      find({cpu, "_ZN2at8autocast26set_autocast_cache_enabledEb", autocast_header,
+            "void set_autocast_cache_enabled(bool enabled);"},
+           found.set_cache_enabled);
+  return all ? found : AutocastFunctions{};
 }
 
 bool find_disabled_flag(ThreadFlag& flag, bool& is_on) {
@@ -131,7 +137,7 @@ LocalKeys* find_local_keys() {
   // For a thread-local variable the loader returns the address of the calling thread. It may have to wait for another
   // thread's dlopen.
   constexpr Symbol keys{"libc10.so", "_ZN3c104impl26raw_local_dispatch_key_setE", "c10/core/impl/LocalDispatchKeySet.h",
-                        "extern thread_local PODLocalDispatchKeySet raw_local_dispatch_key_set;"};
+                        "thread_local PODLocalDispatchKeySet raw_local_dispatch_key_set;"};
   static const bool is_trusted = !flags_in_place.is_broken() && find_symbol(keys) != nullptr;
   if (is_trusted) known_local_keys = static_cast<LocalKeys*>(look_up(keys));
   return known_local_keys;

@@ -75,15 +75,16 @@ void set_disabled_flag(bool on) noexcept;
 // implementation of an operation. The flag is unknown if it cannot be found.
 ThreadFlag below_autograd_key();
 
-// torch's functions that read and set the autocast dtype (a c10::ScalarType) of a device type in this thread.
-struct AutocastDtype {
-  using Ask = std::int8_t (*)(std::int8_t device);
-  using Set = void (*)(std::int8_t device, std::int8_t dtype);
-  Ask ask = nullptr;
-  Set set = nullptr;
+// torch's functions that read and set, in this thread, the autocast dtype (a c10::ScalarType) of a device type, and
+// whether autocast caches its casts. Either all are found or none.
+struct AutocastFunctions {
+  std::int8_t (*dtype)(std::int8_t device) = nullptr;
+  void (*set_dtype)(std::int8_t device, std::int8_t dtype) = nullptr;
+  bool (*is_cache_enabled)() = nullptr;
+  void (*set_cache_enabled)(bool) = nullptr;
 
-  [[nodiscard]] bool is_known() const noexcept { return ask != nullptr && set != nullptr; }
+  [[nodiscard]] bool are_known() const noexcept { return set_cache_enabled != nullptr; }
 };
-AutocastDtype autocast_dtype();
+AutocastFunctions autocast_functions();
 
 }  // namespace habana_mp::host

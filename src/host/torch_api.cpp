@@ -1,6 +1,5 @@
 #include "host/torch_api.hpp"
 
-#include <cstdio>
 #include <utility>
 
 #include "errors.hpp"
@@ -24,25 +23,6 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
   }
   definition = reinterpret_cast<PyGetSetDescrObject*>(entry)->d_getset;
   return true;
-}
-
-// The releases in which the results of the functions that are found by name were checked.
-constexpr int first_known_minor = 8;
-constexpr int last_known_minor = 13;
-
-bool find_release(PyObject* torch, TorchApi& found) {
-  const Owned version(attribute(torch, "__version__"));
-  const Owned text(version ? PyObject_Str(version.get()) : nullptr);
-  const Owned paths(attribute(torch, "__path__"));
-  const Owned folder(paths ? PySequence_GetItem(paths.get(), 0) : nullptr);
-  const char* version_utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
-  const char* folder_utf8 = folder ? PyUnicode_AsUTF8(folder.get()) : nullptr;
-  if (folder_utf8 != nullptr) found.folder = folder_utf8;
-  int major = 0;
-  int minor = 0;
-  found.is_known_release = version_utf8 != nullptr && std::sscanf(version_utf8, "%d.%d", &major, &minor) == 2 &&
-                           major == 2 && minor >= first_known_minor && minor <= last_known_minor;
-  return version_utf8 != nullptr && folder_utf8 != nullptr;
 }
 
 }  // namespace
@@ -90,8 +70,12 @@ bool bind_torch() {
   PyObject* forward_ad = PyImport_ImportModule("torch.autograd.forward_ad");
   if (c == nullptr || nn == nullptr || forward_ad == nullptr) return false;
 
+  const Owned paths(attribute(torch, "__path__"));
+  const Owned first(paths ? PySequence_GetItem(paths.get(), 0) : nullptr);
+  const char* const folder = first ? PyUnicode_AsUTF8(first.get()) : nullptr;
+  if (folder == nullptr) return false;
   TorchApi found;
-  if (!find_release(torch, found)) return false;
+  found.folder = folder;
   const Owned keys(attribute(c, "DispatchKey"));
   if (!keys) return false;
   const auto find_type = [](PyObject* owner, const char* name, PyTypeObject*& type) {
@@ -127,8 +111,8 @@ bool bind_torch() {
       {c, "_from_dlpack", &found.from_dlpack},
       {c, "_has_torch_function", &found.has_torch_function},
       {c, "_is_torch_function_mode_enabled", &found.is_function_mode_on},
-      {c, "_current_graph_task_id", &found.current_graph_task, true},
-      {c, "_current_autograd_node", &found.current_autograd_node, true},
+      {c, "_current_graph_task_id", &found.current_graph_task},
+      {c, "_current_autograd_node", &found.current_autograd_node},
       {c, "_dispatch_tls_is_dispatch_key_included", &found.is_key_included},
       {keys.get(), "FuncTorchDynamicLayerFrontMode", &found.functorch_key},
       {keys.get(), "Functionalize", &found.functionalize_key},

@@ -54,14 +54,13 @@ struct TorchApi {
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
   PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
-  PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id; null if it is missing
-  PyObject* current_autograd_node = nullptr;  // torch._C._current_autograd_node; null if it is missing
+  PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id
+  PyObject* current_autograd_node = nullptr;  // torch._C._current_autograd_node
   PyObject* inference_mode = nullptr;         // torch._C._InferenceMode
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
-  std::string folder;             // the directory of torch
-  bool is_known_release = false;  // true if the private details were checked in this release's sources
+  std::string folder;  // the directory of torch
 
   // Null before torch 2.10. This is a copy, because calls of other code through torch's own table are tapped.
   const DLPackExchangeAPI* exchange = nullptr;

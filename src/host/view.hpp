@@ -68,7 +68,7 @@ inline std::int64_t count_in(const DLTensor& view) noexcept {
 }
 
 // Returns a new contiguous tensor of this kind with the sizes of `like`, which is on the CPU, and sets `values` to its
-// memory. Null without an exception on failure. Runs no other code.
+// memory. Null without an exception on failure.
 Owned allocate_like(const DLTensor& like, Kind kind, void*& values);
 
 // Returns the DLPack type of a kind.

@@ -89,7 +89,8 @@ bool (*is_only_thread)() noexcept = nullptr;
 
 bool has_team() noexcept { return team_is_there.load(std::memory_order_acquire); }
 
-bool may_use_team() noexcept { return may_start_team.load(std::memory_order_relaxed) && fork_handler == 0; }
+// False in a child whose thread may have inherited a team without its threads, or if the fork handlers are missing.
+static bool may_use_team() noexcept { return may_start_team.load(std::memory_order_relaxed) && fork_handler == 0; }
 
 void use_team(const Team& team) noexcept {
   if (has_team() || !may_use_team()) return;

@@ -28,8 +28,6 @@ void use_team(const Team& team) noexcept;
 // one. Null if the system does not report this.
 extern bool (*is_only_thread)() noexcept;
 bool has_team() noexcept;
-// False in a child whose thread may have inherited a team without its threads, or if the fork handlers are missing.
-bool may_use_team() noexcept;
 
 // Calls `body` over [0, count), in pieces of `grain` elements (the last one may be shorter), on at most
 // `threads` threads including the calling one. As long as the threads keep pace, each one takes the same pieces in

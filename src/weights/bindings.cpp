@@ -3,8 +3,8 @@
 #include <optional>
 #include <string>
 
-#include "host/free_memory.hpp"
-#include "host/streams.hpp"
+#include "host/modes.hpp"
+#include "host/system_memory.hpp"
 #include "pybind.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"

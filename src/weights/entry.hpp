@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "host/inside.hpp"
-#include "host/streams.hpp"
+#include "host/modes.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
 

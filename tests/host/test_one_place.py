@@ -27,7 +27,7 @@ PLACES = {
         r"^\s+static (?:const |constinit )*"
         r"(?:NeverDestroyed|Owned|std::(?:vector|deque|map|set|unordered_\w+|string|shared_ptr|unique_ptr|function))\b"
         r"[^()]*(?:\(\w*\))?;",
-        {"host/ledger.cpp", "host/symbols.cpp", "module_parts.hpp"},
+        {"host/ledger.cpp", "module_parts.hpp"},
     ),
 }
 

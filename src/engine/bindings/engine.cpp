@@ -1,6 +1,5 @@
 // Adds the engine's functions to the module: binding to torch, the ledger of what is assumed about it, and the others.
 #include <array>
-#include <utility>
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
@@ -14,8 +13,6 @@
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
-#include "host/streams.hpp"
-#include "host/symbols.hpp"
 #include "host/team.hpp"
 #include "host/torch_api.hpp"
 #include "host/view.hpp"
@@ -34,14 +31,8 @@ std::vector<std::array<const char*, 5>> assumptions() {
     const char* state = one->state() == host::Assumption::State::holds   ? "holds"
                         : one->state() == host::Assumption::State::fails ? "does not hold"
                                                                          : "not asked";
-    rows.push_back({one->name(), one->assumed(), one->check(), one->otherwise(), state});
+    rows.push_back({one->name, one->assumed, one->check, one->otherwise, state});
   }
-  return rows;
-}
-
-std::vector<std::pair<const char*, bool>> symbols() {
-  std::vector<std::pair<const char*, bool>> rows;
-  for (const host::Symbol& one : host::known_symbols()) rows.emplace_back(one.name, host::is_declared(one));
   return rows;
 }
 
@@ -58,7 +49,6 @@ void register_engine(py::module_& module) {
     or_throw(engine::bind_flags());
     host::bind_inside();
     host::bind_aten();
-    host::bind_streams();
     host::bind_casts_inside();
     host::bind_team();
     bound = true;
@@ -66,14 +56,13 @@ void register_engine(py::module_& module) {
   module.def("set_autocast_of_accelerator",
              [](const py::object& function) { host::set_autocast_of_accelerator(function.ptr()); });
   module.def(
-      "reader", [] { return host::name(host::read_method); }, "How tensors are read: layout or attribute.");
+      "reader", [] { return host::read_method == host::ReadMethod::layout ? "layout" : "attribute"; },
+      "How tensors are read: layout or attribute.");
   module.def("reads_flags_in_place",
              [] { return engine::flag_of_torch.is_known() && engine::below_autograd.is_known(); });
   module.def("looks_inside", &host::can_look_inside);
   module.def("assumptions", &assumptions,
              "The ledger: name, what is assumed, how it is checked, what happens otherwise, state.");
-  module.def("symbols", &symbols,
-             "Functions of torch's libraries by name, and whether torch's headers declare them so.");
   register_installation(module);
   register_state(module);
   register_taps(module);

@@ -1,4 +1,4 @@
-// The memory that this process can still allocate.
+// The memory of this process, as the system reports it: how much is free, and which of it belongs to files.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,11 @@ std::uint64_t free_memory();
 
 // For tests: reads `/proc` and `/sys` below this directory. An empty path selects the real files.
 void set_root_of_memory_files(std::string root);
+
+// True if the memory at this address, of this storage, belongs to a file that is mapped for this process alone. The
+// last answer is remembered, because the weights of a model are slices of one or a few files.
+bool is_of_private_file(const void* storage, const void* address);
+// Forgets the answer. The file may be gone, and other memory may have its address.
+void forget_files() noexcept;
 
 }  // namespace habana_mp::host
