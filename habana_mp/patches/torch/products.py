@@ -22,6 +22,7 @@ from torch.autograd.function import Function
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.compiled_functions import is_compiling
 from habana_mp.patches.tools.patch import Patch, Settings
 
 _FLOAT16 = Assumption(
@@ -29,13 +30,6 @@ _FLOAT16 = Assumption(
     assumed="torch.ops.mkldnn tells if its library has instructions for float16 on this processor",
     check="`_is_mkldnn_fp16_supported` answers",
     otherwise="products in float16 are computed in float32",
-)
-
-_TRACED = Assumption(
-    "torch.dynamo-tracing",
-    assumed="`torch._guards.TracingContext.try_get` tells whether Dynamo traces: until torch 2.8 nothing public does",
-    check="it answers",
-    otherwise="before torch 2.9, compiled products with a float32 result may keep more digits of their operands",
 )
 
 #: torch's own functions, which no list reaches.
@@ -185,17 +179,7 @@ def _is_recorded() -> bool:
 
 def _is_compiled() -> bool:
     """True while torch.compile traces, and not an export: its graphs run without this package."""
-    is_traced = torch.compiler.is_compiling() or (_can_tell_of_tracing() and _is_traced_by_dynamo())
-    return is_traced and not torch.compiler.is_exporting()
-
-
-def _is_traced_by_dynamo() -> bool:
-    context: Any = torch._guards.TracingContext
-    return context.try_get() is not None
-
-
-def _can_tell_of_tracing() -> bool:
-    return holds(_TRACED, lambda: isinstance(_is_traced_by_dynamo(), bool))
+    return (torch.compiler.is_compiling() or is_compiling()) and not torch.compiler.is_exporting()
 
 
 def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -> Tensor:
@@ -354,9 +338,6 @@ _TRACKED: dict[str, Callable[..., Any]] = {
 
 class Products(Patch):
     """Sets how products in lower precision are computed on this processor."""
-
-    def check(self, settings: Settings) -> None:
-        _can_tell_of_tracing()
 
     def install(self, settings: Settings) -> None:
         _core.set_products(
