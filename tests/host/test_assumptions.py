@@ -31,7 +31,7 @@ GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 #: their own.
 AT_IMPORT = {
     "torch.device-types",
-    "torch.dynamo-guards-on-autocast",
+    "torch.compile",
     "torch.pytree",
 }
 
@@ -43,15 +43,12 @@ NOT_ASKED_BY_TRAINING = {
     "torch.dispatch-modes",
     "torch.dynamo-callback",
     "torch.dynamo-calls",
-    "torch.dynamo-counters",
     "torch.dynamo-graphs",
     "torch.dynamo-module-calls",
     "torch.dynamo-places",
-    "torch.dynamo-results",
     "torch.exported-programs",
     "torch.files-of-operations",
-    "torch.inductor-kernels",
-    "torch.inductor-pass",
+    "torch.inductor",
     "torch.inductor-settings",
     "torch.module-calls",
     "torch.module-calls-in-reports",
@@ -311,7 +308,6 @@ IN_DYNAMO = [name for name, otherwise in OTHERWISE.items() if "compiles nothing"
 
 #: Where each of these is asked for: where modules or exact code are told apart.
 ASKED = {
-    "torch.dynamo-results": _compiled("backend", exact="[same]"),
     "torch.dynamo-module-calls": _compiled("backend", "'modules'"),
 }
 
@@ -325,7 +321,7 @@ def test_functions_run_as_they_are_written_where_dynamo_cannot_be_told_and_are_c
 @pytest.mark.slow
 def test_inductors_code_gives_the_same_values_without_the_table_of_its_kernels() -> None:
     code = _compiled("'inductor'").replace("same(compiled(x), eager)", "[one.sum().item() for one in compiled(x)]")
-    one, other = printed_by_each([("", code), ("torch.inductor-kernels", code)])
+    one, other = printed_by_each([("", code), ("torch.inductor", code)])
     assert one == other
 
 

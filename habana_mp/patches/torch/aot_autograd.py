@@ -7,23 +7,9 @@ import types
 from typing import Any
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.ledger import UnmetError
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.dynamo import COMPILES_NOTHING, compile_nothing
-
-_CACHE = Assumption(
-    "torch.aot-cache",
-    assumed="`enable_autograd_cache` of `torch._functorch.config` switches off the cache from graphs to compiled code",
-    check="the configuration has it",
-    otherwise=COMPILES_NOTHING,
-)
-
-_RUNTIME = Assumption(
-    "torch.aot-runtime",
-    assumed="AOTAutograd runs all compiled code by `call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`",
-    check="both are functions of Python, with as many parameters as ours hand on",
-    otherwise=COMPILES_NOTHING,
-)
+from habana_mp.patches.torch.dynamo import can_change
 
 
 class GraphCache(WhenImported):
@@ -32,10 +18,8 @@ class GraphCache(WhenImported):
     name = "torch._functorch.config"
 
     def do(self, module: Any) -> None:
-        if holds(_CACHE, lambda: isinstance(module.enable_autograd_cache, bool)):
+        if can_change("cache", lambda: isinstance(module.enable_autograd_cache, bool)):
             self.exchanged.exchange(module, "enable_autograd_cache", False)
-        else:
-            compile_nothing()
 
 
 class Runtime(WhenImported):
@@ -51,8 +35,7 @@ class Runtime(WhenImported):
     name = "torch._functorch._aot_autograd.runtime_wrappers"
 
     def do(self, module: Any) -> None:
-        if not holds(_RUNTIME, lambda: _is_as_expected(module)):
-            compile_nothing()
+        if not can_change("runtime", lambda: _is_as_expected(module)):
             return
 
         def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -18,15 +18,7 @@ from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DTYPES
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.dynamo import compile_nothing
-
-_RESULTS = Assumption(
-    "torch.dynamo-results",
-    assumed="Dynamo runs each operation of a graph by `torch._dynamo.utils.get_fake_value`, with its node and the "
-    "translator, which has the code that it reads as `f_code` and its caller as `parent`",
-    check="the function takes `node` and `tx`, and the class of translators names both attributes",
-    otherwise="torch.compile compiles nothing while there is exact code (`convert(exact=...)`)",
-)
+from habana_mp.patches.torch.dynamo import can_change, compile_nothing
 
 _RESUMED = Assumption(
     "torch.dynamo-resumed-code",
@@ -50,12 +42,8 @@ class ExactCodeInGraphs(WhenImported):
 
     def do(self, module: Any) -> None:
         self.exchanged.put_back()
-        if not self._is_wanted:
-            return
-        if holds(_RESULTS, lambda: _is_as_expected(module)):
+        if self._is_wanted and can_change("results", lambda: _is_as_expected(module)):
             self.exchanged.replace(sys.modules[_UTILS].get_fake_value, _get_fake_value)
-        else:
-            compile_nothing()
 
 
 exact_code_in_graphs = ExactCodeInGraphs()
