@@ -9,7 +9,7 @@ from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
-from habana_mp.patches.torch.begun_backwards import LowerLosses
+from habana_mp.patches.torch.begun_backwards import BACKWARD
 from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
 from habana_mp.patches.torch.dynamo import OwnCode, WholeInPlaceOperations, nothing_compiled
 from habana_mp.patches.torch.exact_code_in_graphs import ResumedExactCode, exact_code_in_graphs
@@ -38,7 +38,7 @@ def all_patches() -> tuple[Patch, ...]:
         OptimizerSteps(),
         UnwrappedSteps(),
         StoredValues(),
-        LowerLosses(),
+        *BACKWARD.patches(),
         KernelTable(),
         GraphCache(),
         Runtime(),
