@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 from habana_mp import _core
-from habana_mp.common.ledger import UnmetError
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import can_change
 
@@ -49,14 +47,8 @@ class Runtime(WhenImported):
 
 
 def _is_as_expected(module: Any) -> bool:
-    for owner, name, count in (
-        (module, "call_func_at_runtime_with_args", 2),
-        (module.RuntimeWrapper, "post_compile", 2),
-    ):
-        function = vars(owner).get(name)
-        if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < count:
-            raise UnmetError(f"`{name}` is {function!r}")
-    return "runtime_metadata" in module.RuntimeWrapper.post_compile.__code__.co_varnames
+    codes = module.call_func_at_runtime_with_args.__code__, module.RuntimeWrapper.post_compile.__code__
+    return all(one.co_argcount >= 2 for one in codes) and "runtime_metadata" in codes[1].co_varnames
 
 
 def _run_compiled(compiled: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -20,8 +20,9 @@ _COMPILES = Assumption(
     "torch.compile",
     assumed="Dynamo does not read what `skip_code`, `_torchdynamo_disable` or `_dynamo_marked_constant` marks; it "
     "compiles again where autocast was switched since, counts its graphs, has handlers of `addcmul_` and `addcdiv_`, "
-    "and runs each operation of a graph by `get_fake_value`, with its node and the translator of the code; AOTAutograd "
-    "runs compiled code by `call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`, and needs no cache",
+    "runs each operation of a graph by `get_fake_value`, with its node and the translator of the code, and makes the "
+    "code after a graph break in `ContinueExecutionCache.lookup`; AOTAutograd runs compiled code by "
+    "`call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`, and needs no cache",
     check="each is there, with the parameters that ours hand on, and Dynamo's guard fails after autocast was switched",
     otherwise="torch.compile compiles nothing while lists are in force",
 )

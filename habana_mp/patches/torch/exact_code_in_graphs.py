@@ -15,17 +15,10 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.errors import warn
-from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.ledger import UnmetError
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DTYPES
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import can_change, compile_nothing
-
-_RESUMED = Assumption(
-    "torch.dynamo-resumed-code",
-    assumed="`ContinueExecutionCache.lookup` of Dynamo returns the code that continues a function after a graph break",
-    check="it is a class method whose second parameter is `code`",
-    otherwise="a function in `convert(exact=...)` is lowered after a graph break; packages and modules are not",
-)
 
 
 class ExactCodeInGraphs(WhenImported):
@@ -109,7 +102,7 @@ class ResumedExactCode(WhenImported):
 
     def do(self, module: Any) -> None:
         cache = module.ContinueExecutionCache
-        if holds(_RESUMED, lambda: vars(cache)["lookup"].__func__.__code__.co_varnames[:2] == ("cls", "code")):
+        if can_change("resumed", lambda: vars(cache)["lookup"].__func__.__code__.co_varnames[:2] == ("cls", "code")):
             self.exchanged.replace(vars(cache)["lookup"].__func__, _look_up)
 
 
