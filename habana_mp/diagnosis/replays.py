@@ -314,7 +314,7 @@ class Replays:
                 self._add_values(observer.run, returned)
             return observer.run
         finally:
-            begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+            begun_backwards.stop_listening(self._backward_begins)
             for one in handles:
                 one.remove()
             self._loss = None

@@ -10,18 +10,12 @@ from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch import autograd_hooks, checkpoint, checks_of_dtypes, module_paths, without_casts
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
-from habana_mp.patches.torch.begun_backwards import LowerLosses
-from habana_mp.patches.torch.compiled_products import CompiledProducts
+from habana_mp.patches.torch.begun_backwards import BACKWARD
 from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
-from habana_mp.patches.torch.dynamo import (
-    MarksAndGuards,
-    OwnCode,
-    WholeInPlaceOperations,
-    nothing_compiled,
-)
+from habana_mp.patches.torch.dynamo import OwnCode, WholeInPlaceOperations, nothing_compiled
 from habana_mp.patches.torch.exact_code_in_graphs import ResumedExactCode, exact_code_in_graphs
 from habana_mp.patches.torch.export import RegionsInExport
-from habana_mp.patches.torch.inductor import KernelTable
+from habana_mp.patches.torch.inductor import CompiledProducts, KernelTable
 from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModelResults, ModuleCalls
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps, UnwrappedSteps
@@ -51,12 +45,11 @@ def all_patches() -> tuple[Patch, ...]:
         OptimizerSteps(),
         UnwrappedSteps(),
         StoredValues(),
-        LowerLosses(),
+        *BACKWARD.patches(),
         KernelTable(),
         GraphCache(),
         Runtime(),
         OwnCode(),
-        MarksAndGuards(),
         WholeInPlaceOperations(),
         RegionsInExport(),
         exact_code_in_graphs,

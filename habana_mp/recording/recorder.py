@@ -16,9 +16,9 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.errors import warn
-from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.tools.compiled_functions import is_compiling, run_by_python
 from habana_mp.patches.tools.notes import notes
-from habana_mp.patches.torch.compiled_graphs import FollowedGraphs, Graph, is_compiling
+from habana_mp.patches.torch.compiled_graphs import FollowedGraphs, Graph
 from habana_mp.patches.torch.module_holders import named_modules
 from habana_mp.patches.torch.module_paths import outermost_modules, path_in
 from habana_mp.reporting.judging import tensors_in

@@ -195,7 +195,7 @@ class _Guarding:
         _core.guard_calls(None, 0.0, 0)
         if self._hook is not None:
             self._hook.remove()
-        begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+        begun_backwards.stop_listening(self._backward_begins)
 
     def _begin(self) -> None:
         """Begins to check a share of the calls, or to search among all from the start."""

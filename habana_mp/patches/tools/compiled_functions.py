@@ -98,3 +98,19 @@ def forget_compiled_code() -> None:
     reset = getattr(sys.modules.get("torch._dynamo"), "reset", None)
     if reset is not None:
         reset()
+
+
+_COMPILING = Assumption(
+    "torch.compile-context",
+    assumed="`torch._guards.CompileContext.current_compile_id()` is not None while a graph is compiled in this thread: "
+    "until torch 2.8 nothing public tells",
+    check="it answers",
+    otherwise="a record may have calls that a compiler makes while it compiles, and the report places of its regions; "
+    "before torch 2.9, compiled products with a float32 result may keep more digits of their operands",
+)
+
+
+def is_compiling() -> bool:
+    """True while a compiler works in this thread: on examples of tensors, or on constants."""
+    context: Any = torch._guards.CompileContext
+    return holds(_COMPILING, lambda: context.current_compile_id() or True) and context.current_compile_id() is not None

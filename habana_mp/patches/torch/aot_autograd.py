@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.dynamo import COMPILES_NOTHING, compile_nothing
-
-_CACHE = Assumption(
-    "torch.aot-cache",
-    assumed="`enable_autograd_cache` of `torch._functorch.config` switches off the cache from graphs to compiled code",
-    check="the configuration has it",
-    otherwise=COMPILES_NOTHING,
-)
-
-_RUNTIME = Assumption(
-    "torch.aot-runtime",
-    assumed="AOTAutograd runs all compiled code by `call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`",
-    check="both are functions of Python, with as many parameters as ours hand on",
-    otherwise=COMPILES_NOTHING,
-)
+from habana_mp.patches.torch.dynamo import can_change
 
 
 class GraphCache(WhenImported):
@@ -32,10 +16,8 @@ class GraphCache(WhenImported):
     name = "torch._functorch.config"
 
     def do(self, module: Any) -> None:
-        if holds(_CACHE, lambda: isinstance(module.enable_autograd_cache, bool)):
+        if can_change("cache", lambda: isinstance(module.enable_autograd_cache, bool)):
             self.exchanged.exchange(module, "enable_autograd_cache", False)
-        else:
-            compile_nothing()
 
 
 class Runtime(WhenImported):
@@ -51,8 +33,7 @@ class Runtime(WhenImported):
     name = "torch._functorch._aot_autograd.runtime_wrappers"
 
     def do(self, module: Any) -> None:
-        if not holds(_RUNTIME, lambda: _is_as_expected(module)):
-            compile_nothing()
+        if not can_change("runtime", lambda: _is_as_expected(module)):
             return
 
         def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -66,14 +47,8 @@ class Runtime(WhenImported):
 
 
 def _is_as_expected(module: Any) -> bool:
-    for owner, name, count in (
-        (module, "call_func_at_runtime_with_args", 2),
-        (module.RuntimeWrapper, "post_compile", 2),
-    ):
-        function = vars(owner).get(name)
-        if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < count:
-            raise UnmetError(f"`{name}` is {function!r}")
-    return "runtime_metadata" in module.RuntimeWrapper.post_compile.__code__.co_varnames
+    codes = module.call_func_at_runtime_with_args.__code__, module.RuntimeWrapper.post_compile.__code__
+    return all(one.co_argcount >= 2 for one in codes) and "runtime_metadata" in codes[1].co_varnames
 
 
 def _run_compiled(compiled: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

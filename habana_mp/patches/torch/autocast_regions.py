@@ -4,7 +4,6 @@ enters in user-defined autograd functions."""
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import types
 from functools import cache
@@ -16,7 +15,8 @@ from habana_mp import _core
 from habana_mp.common.devices import ACCELERATORS, devices
 from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.common.places import frames, is_passed_over
+from habana_mp.common.places import line_of_user
+from habana_mp.patches.tools.compiled_functions import is_compiling
 from habana_mp.patches.tools.notes import notes
 
 _WRAPPERS = Assumption(
@@ -44,35 +44,19 @@ def warn_if_in_autocast() -> None:
         warn_of_autocast()
 
 
-def codes_of_regions() -> tuple[types.CodeType, ...]:
-    """Returns the code of wrappers that enter torch.autocast without a request of the user: ``torch.amp.custom_bwd``
-    runs a backward under torch.autocast as it was in the forward. If it was off, casts are still wanted."""
-    return (_code_of_custom_bwd(),) if _wrappers_are_known() else ()
+def codes_of_wrappers() -> tuple[types.CodeType, types.CodeType]:
+    """Returns the code of the wrappers of ``torch.amp.custom_fwd`` and ``torch.amp.custom_bwd``. The latter enters
+    torch.autocast without a request of the user: as it was in the forward. If it was off, casts are still wanted."""
+    codes = _code_of(torch.amp.custom_fwd), _code_of(torch.amp.custom_bwd)
+    return codes if holds(_WRAPPERS, lambda: _have_variables(*codes)) else (_never_called.__code__,) * 2
 
 
-def code_of_custom_fwd() -> types.CodeType:
-    """Returns the code of the wrapper of ``torch.amp.custom_fwd``."""
-    return _code_of_custom_fwd() if _wrappers_are_known() else _never_called.__code__
-
-
-def _wrappers_are_known() -> bool:
-    return holds(_WRAPPERS, _wrappers_have_variables)
-
-
-def _wrappers_have_variables() -> bool:
-    forward, backward = _code_of_custom_fwd(), _code_of_custom_bwd()
+def _have_variables(forward: types.CodeType, backward: types.CodeType) -> bool:
     return "args" in forward.co_varnames and "cast_inputs" in forward.co_freevars and "args" in backward.co_varnames
 
 
-def _code_of_custom_fwd() -> types.CodeType:
-    decorate: Any = torch.amp.custom_fwd(device_type="cpu")
-    code: types.CodeType = decorate(_never_called).__code__
-    return code
-
-
-def _code_of_custom_bwd() -> types.CodeType:
-    decorate: Any = torch.amp.custom_bwd(device_type="cpu")
-    code: types.CodeType = decorate(_never_called).__code__
+def _code_of(decorator: Any) -> types.CodeType:
+    code: types.CodeType = decorator(device_type="cpu")(_never_called).__code__
     return code
 
 
@@ -117,38 +101,9 @@ def autocast_is_entered(device_type: str | None, enabled: bool) -> None:
     device = device_type or "cuda"
     caller = inspect.currentframe()
     is_left = caller is not None and caller.f_back is not None and caller.f_back.f_code.co_name == "__exit__"
-    if not is_left and notes.are_taken and device not in _devices_here():
-        place = _place_of_region()
-        if place is not None:
-            disabled_for_no_device.setdefault(place, device)
-
-
-#: The modules of torch.compile.
-_COMPILERS = ("torch._dynamo", "torch._functorch", "torch._inductor")
-
-#: The compiled functions with such regions, by their file and name.
-_compiled: set[tuple[str, str]] = set()
-
-
-def _place_of_region() -> tuple[str, int] | None:
-    """Returns the file and line of the user's code. In compiled code these are those of the function, and only once.
-    None for later regions of that function, and for regions that Dynamo enters while it compiles."""
-    is_compiled = False
-    for frame in frames():
-        is_compiled |= frame.f_code.co_filename.startswith("<eval_with_key>")
-        if frame.f_globals.get("__name__", "").startswith(_COMPILERS) and not is_compiled:
-            return None
-        if not is_passed_over(frame.f_code.co_filename):
-            break
-    file, name, outer = frame.f_code.co_filename, frame.f_code.co_name, frame.f_back
-    if not is_compiled and (outer is None or not outer.f_globals.get("__name__", "").startswith(_COMPILERS)):
-        return file, frame.f_lineno
-    # Dynamo's name for what comes after a graph break.
-    function = (file, re.sub(r"^torch_dynamo_resume_in_(.*)_at_\d+$", r"\1", name))
-    if function in _compiled:
-        return None
-    _compiled.add(function)
-    return file, frame.f_code.co_firstlineno
+    # A compiler enters regions by itself, to restore the state.
+    if not is_left and notes.are_taken and not is_compiling() and device not in _devices_here():
+        disabled_for_no_device.setdefault(line_of_user(), device)
 
 
 @cache
@@ -200,4 +155,3 @@ def forget_warnings() -> None:
 def forget_places() -> None:
     """Drops the places of regions that were found."""
     disabled_for_no_device.clear()
-    _compiled.clear()

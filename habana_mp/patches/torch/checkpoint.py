@@ -60,19 +60,13 @@ def replicas_as_given(original: Any, arguments: tuple[Any, ...], keywords: dict[
     return original([AsWhenGiven(one) for one in arguments[0]], *arguments[1:], **keywords)
 
 
-_CHECKPOINT = Assumption(
-    "torch.checkpoint",
-    assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again",
-    check="it is a function of Python that takes arguments by their position",
-    otherwise="a block runs again without casts: its gradients are those of float32, or torch raises because "
-    "what it recomputed has another precision",
-)
-
-_REPLICAS = Assumption(
-    "torch.parallel-apply",
-    assumed="`torch.nn.parallel.parallel_apply` is given nn.DataParallel's replicas, and runs each in a thread",
-    check="it is a function of Python that takes arguments by their position",
-    otherwise="replicas of nn.DataParallel run without casts",
+_BLOCKS = Assumption(
+    "torch.blocks-that-run-later",
+    assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again, and "
+    "`torch.nn.parallel.parallel_apply` nn.DataParallel's replicas, each of which it runs in a thread",
+    check="both are functions of Python that take arguments by their position",
+    otherwise="such a block runs without casts: in a checkpoint its gradients are those of float32, or torch raises "
+    "because what it recomputed has another precision",
 )
 
 #: Since torch 2.15 `checkpoint` is also a decorator; there both forms call this function.
@@ -84,6 +78,6 @@ RUNS_AGAIN: Table = {
 RUNS_REPLICAS: Table = {"torch.nn.parallel.parallel_apply": ("parallel_apply",)}
 
 EXCHANGES = (
-    Exchange(running_as_given, RUNS_AGAIN, _CHECKPOINT, positional=1),
-    Exchange(replicas_as_given, RUNS_REPLICAS, _REPLICAS, positional=1),
+    Exchange(running_as_given, RUNS_AGAIN, _BLOCKS, positional=1),
+    Exchange(replicas_as_given, RUNS_REPLICAS, _BLOCKS, positional=1),
 )

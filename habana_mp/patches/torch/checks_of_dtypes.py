@@ -78,28 +78,16 @@ FLOAT32_ONLY: Table = {
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
-_QUANTIZED = assumption_of_functions(
-    "torch.functions-in-float32",
-    "torch has the forwards of dynamically quantized modules",
-    "a lowered input is refused by torch",
-)
-
-_MODULES = assumption_of_functions(
+_CHECKS = assumption_of_functions(
     "torch.functions-that-check-dtypes",
-    "torch has the functions by which attention and recurrent modules check dtypes or leave for fused kernels",
-    "torch itself refuses a module whose input was lowered",
-)
-
-_SWAP = assumption_of_functions(
-    "torch.swap-tensors",
-    "torch has `torch.utils.swap_tensors`",
-    "torch refuses to exchange a weight whose cast is cached",
+    "torch has the functions by which modules check dtypes, find fused kernels or take float32, and `swap_tensors`",
+    "torch refuses an input that was lowered, or to exchange a weight whose cast is cached",
 )
 
 EXCHANGES = (
-    Exchange(in_float32, FLOAT32_ONLY, _QUANTIZED),
-    Exchange(not_held, EXCHANGES_TENSORS, assumption=_SWAP),
-    Exchange(unfused, ASKS_FOR_FUSED, assumption=_MODULES),
-    Exchange(fused_if_nested, TAKES_NESTED, assumption=_MODULES, positional=1),
-    Exchange(compared_as_cast, COMPARES_DTYPES, assumption=_MODULES, positional=2),
+    Exchange(in_float32, FLOAT32_ONLY, _CHECKS),
+    Exchange(not_held, EXCHANGES_TENSORS, _CHECKS),
+    Exchange(unfused, ASKS_FOR_FUSED, _CHECKS),
+    Exchange(fused_if_nested, TAKES_NESTED, _CHECKS, positional=1),
+    Exchange(compared_as_cast, COMPARES_DTYPES, _CHECKS, positional=2),
 )

@@ -100,20 +100,3 @@ def _made(node: torch.fx.Node) -> Made:
     target: Any = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", "").partition(".")[0]
     return Made(module, name, *line_of_node(node))
-
-
-_COMPILING = Assumption(
-    "torch.compile-context",
-    assumed="`torch._guards.CompileContext.current_compile_id()` is not None while a graph is compiled in this thread",
-    check="it and `torch._guards.compile_context` are there",
-    otherwise="a record may have calls that a compiler makes while it compiles",
-)
-
-
-def is_compiling() -> bool:
-    """True while a compiler works in this thread: on examples of tensors, or on constants."""
-    guards: Any = torch._guards
-    context = guards.CompileContext
-    if not holds(_COMPILING, lambda: callable(guards.compile_context) and callable(context.current_compile_id)):
-        return False
-    return context.current_compile_id() is not None

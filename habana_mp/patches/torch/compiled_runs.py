@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -16,23 +15,14 @@ from habana_mp.common.places import is_passed_over
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.exchange import Exchanged
 
-_OTHERWISE = "a diagnosis does not compare compiled code with eager code"
-
-_CALLS = Assumption(
-    "torch.dynamo-calls",
+_RUNS = Assumption(
+    "torch.compiled-runs",
     assumed="Dynamo calls `_callback_from_stance` of `torch._dynamo.eval_frame`, with a function as the argument, "
-    "whenever a compiled function begins",
-    check="it is there",
-    otherwise=_OTHERWISE,
-)
-
-_SETTINGS = Assumption(
-    "torch.inductor-settings",
-    assumed="Inductor's configuration can pass each graph to a function after it is decomposed, draw eager code's "
-    "random numbers, and round as eager code does, also single nodes by `low_precision_pointwise_barrier`; "
-    "AOTAutograd's can compile a backward together with its forward",
-    check="both configurations have these settings",
-    otherwise=_OTHERWISE,
+    "whenever a compiled function begins; Inductor's configuration can pass each graph to a function after it is "
+    "decomposed, draw eager code's random numbers, and round as eager code does, also single nodes by "
+    "`low_precision_pointwise_barrier`; AOTAutograd's can compile a backward together with its forward",
+    check="that function is there, and both configurations have these settings",
+    otherwise="a diagnosis does not compare compiled code with eager code",
 )
 
 _OF_INDUCTOR = ("post_grad_custom_pre_pass", "fallback_random", "emulate_precision_casts")
@@ -52,7 +42,7 @@ def noting_compiled_calls() -> Iterator[list[Any]]:
     calls: list[Any] = []
     exchanged = Exchanged()
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and holds(_CALLS, lambda: callable(dynamo._callback_from_stance)):
+    if dynamo is not None and holds(_RUNS, lambda: callable(dynamo._callback_from_stance), "calls"):
         former = dynamo._callback_from_stance
 
         def noting(callback: Any) -> Any:
@@ -69,15 +59,19 @@ def noting_compiled_calls() -> Iterator[list[Any]]:
 
 def can_compile() -> bool:
     """True if :func:`compiled_anew` can be used."""
-    return holds(_SETTINGS, lambda: all(hasattr(_inductor(), one) for one in _OF_INDUCTOR) and hasattr(_aot(), _OF_AOT))
+    return holds(_RUNS, _has_settings, "settings")
 
 
-def _inductor() -> Any:
-    return importlib.import_module("torch._inductor.config")
+def _has_settings() -> bool:
+    inductor, aot = _settings()
+    return all(hasattr(inductor, one) for one in _OF_INDUCTOR) and hasattr(aot, _OF_AOT)
 
 
-def _aot() -> Any:
-    return importlib.import_module("torch._functorch.config")
+def _settings() -> tuple[Any, Any]:
+    from torch._functorch import config as aot
+    from torch._inductor import config as inductor
+
+    return inductor, aot
 
 
 @contextmanager
@@ -93,10 +87,11 @@ def compiled_anew(unrounded: Lines, rounded: Lines | None) -> Iterator[None]:
             if rounded is not None and line in rounded:
                 node.meta[_BARRIER] = True
 
+    inductor, aot = _settings()
     settings = dict(zip(_OF_INDUCTOR, (read, True, rounded is None), strict=True))
     forget_compiled_code()
     try:
-        with torch.compiler.set_stance("default"), _inductor().patch(settings), _aot().patch({_OF_AOT: True}):
+        with torch.compiler.set_stance("default"), inductor.patch(settings), aot.patch({_OF_AOT: True}):
             yield
     finally:
         forget_compiled_code()

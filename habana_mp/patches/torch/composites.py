@@ -10,18 +10,10 @@ import types
 from typing import Any
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.exchange import untouched
 from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.when_imported import NO_SETTINGS, WhenImported
-from habana_mp.patches.torch.dynamo import compile_nothing
-
-_CALLS_NOTED = Assumption(
-    "torch.dynamo-allowed-functions",
-    assumed="`torch._dynamo.trace_rules` has a set of functions whose calls Dynamo notes without reading their code",
-    check="`_allowed_callable_ids` takes and gives back, and `is_callable_allowed` is there",
-    otherwise="torch.compile compiles nothing while lists are in force",
-)
+from habana_mp.patches.torch.dynamo import can_change
 
 
 class Composite(WhenImported):
@@ -41,8 +33,7 @@ class Composite(WhenImported):
         super().install(settings)
 
     def do(self, module: Any) -> None:
-        if not holds(_CALLS_NOTED, lambda: _can_be_told(module)):
-            compile_nothing()
+        if not can_change("allowed functions", lambda: _can_be_told(module)):
             return
         self._is_known = module.is_callable_allowed(self._function)
         if not self._is_known:

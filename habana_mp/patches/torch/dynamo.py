@@ -5,66 +5,32 @@ If one of these changes is not possible, Dynamo compiles nothing while lists are
 
 from __future__ import annotations
 
-import functools
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.compiled_functions import leave_to_python, run_as_they_are
 from habana_mp.patches.tools.when_imported import WhenImported
 
-COMPILES_NOTHING = "torch.compile compiles nothing while lists are in force"
-
-_SKIPPED = Assumption(
-    "torch.dynamo-skipped-code",
-    assumed="`skip_code` of `torch._dynamo.eval_frame` makes Dynamo leave a function's code to Python",
-    check="it is there",
-    otherwise=COMPILES_NOTHING,
-)
-
-_MARKED = Assumption(
-    "torch.dynamo-marks",
-    assumed="Dynamo finds by `_torchdynamo_disable` and `_dynamo_marked_constant` what it is not to read",
-    check="it sets both itself, in `disable` and `assume_constant_result`",
-    otherwise=COMPILES_NOTHING,
-)
-
-_GUARDS_ON_AUTOCAST = Assumption(
-    "torch.dynamo-guards-on-autocast",
-    assumed="Dynamo compiles again where autocast was switched on or off since",
-    check="its guard on the global state fails after that",
-    otherwise=COMPILES_NOTHING,
+_COMPILES = Assumption(
+    "torch.compile",
+    assumed="Dynamo does not read what `skip_code`, `_torchdynamo_disable` or `_dynamo_marked_constant` marks; it "
+    "compiles again where autocast was switched since, counts its graphs, has handlers of `addcmul_` and `addcdiv_`, "
+    "runs each operation of a graph by `get_fake_value`, with its node and the translator of the code, makes the code "
+    "after a graph break in `ContinueExecutionCache.lookup`, traces a module's call by `call_function` of "
+    "NNModuleVariable and UnspecializedNNModuleVariable, and has a set `_allowed_callable_ids` of functions whose calls "
+    "it notes; AOTAutograd runs compiled code by "
+    "`call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`, and needs no cache",
+    check="each is there, with the parameters that ours hand on, and Dynamo's guard fails after autocast was switched",
+    otherwise="torch.compile compiles nothing while lists are in force",
 )
 
 #: Operations that Dynamo decomposes.
 _TAKEN_APART = ("addcmul_", "addcdiv_")
-
-_HANDLERS = Assumption(
-    "torch.dynamo-tensor-methods",
-    assumed="`TensorVariable` has handlers of `addcmul_` and `addcdiv_`, which take them apart",
-    check="its table `tp_methods` has them, or the class has methods named for them",
-    otherwise="in compiled code such an operation may be taken apart, and its product go by the lists (rule 3)",
-)
-
-
-_GRAPHS = Assumption(
-    "torch.dynamo-counters",
-    assumed="`counters` of `torch._dynamo.utils` counts the graphs that were compiled, as `unique_graphs`",
-    check="it is a mapping of mappings of numbers",
-    otherwise="the report does not say that calls in compiled code are counted once",
-)
-
-
-def graphs_compiled() -> int:
-    """Returns the number of graphs that Dynamo has compiled in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None or not holds(_GRAPHS, lambda: isinstance(utils.counters["stats"]["unique_graphs"], int)):
-        return 0
-    count: int = utils.counters["stats"]["unique_graphs"]
-    return count
 
 
 class NothingCompiled(WhenImported):
@@ -82,7 +48,7 @@ class NothingCompiled(WhenImported):
         self._is_wanted = False
 
     def want(self) -> None:
-        """Switches Dynamo off, now or once it is imported."""
+        """Makes torch.compile run functions as written while lists are in force: now, or once it is imported."""
         self._is_wanted = True
         for module in self._modules.values():
             self.do(module)
@@ -91,46 +57,55 @@ class NothingCompiled(WhenImported):
 nothing_compiled = NothingCompiled()
 
 
-def compile_nothing() -> None:
-    """Makes torch.compile run functions as written while lists are in force."""
-    nothing_compiled.want()
+compile_nothing = nothing_compiled.want
+
+
+def can_change(part: str, test: Callable[[], object]) -> bool:
+    """True if this part of torch.compile is as it is expected. Otherwise nothing is compiled."""
+    is_expected = holds(_COMPILES, test, part)
+    if not is_expected:
+        compile_nothing()
+    return is_expected
 
 
 class OwnCode(WhenImported):
-    """Functions of this package that change a thread's state: Dynamo runs them as they are, without reading them."""
-
-    name = "torch._dynamo.eval_frame"
-    functions: ClassVar[list[Any]] = []
-
-    def do(self, module: Any) -> None:
-        if not holds(_SKIPPED, lambda: callable(module.skip_code)):
-            compile_nothing()
-            return
-        for function in (*self.functions, *run_as_they_are):
-            leave_to_python(function)
-            module.skip_code(function.__code__)
-
-
-class MarksAndGuards(WhenImported):
-    """Checks that Dynamo leaves marked functions alone, and that it guards on autocast."""
+    """Functions of this package that change a thread's state: Dynamo runs them as they are, without reading them.
+    Checks that it does so, and that it guards on autocast."""
 
     name = "torch._dynamo"
+    functions: ClassVar[list[Any]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        self._guards = holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)  # before autocast's functions are tapped
+        self._guards = holds(_COMPILES, _guard_follows_autocast, "guard")  # before autocast's functions are tapped
 
     def do(self, module: Any) -> None:
-        graphs_compiled()  # so that the ledger has the result before a graph is compiled
-        if not (self._guards and holds(_MARKED, lambda: _reads_marks(module))):
-            compile_nothing()
+        tests = {"guard": lambda: self._guards, "marks": lambda: _reads_marks(module), "counters": _counts_graphs}
+        if all(can_change(part, test) for part, test in tests.items()):
+            for function in (*self.functions, *run_as_they_are):
+                leave_to_python(function)
+                module.eval_frame.skip_code(function.__code__)
 
 
 def _reads_marks(dynamo: Any) -> bool:
     def marked() -> None: ...
 
     disabled, constant = dynamo.disable(lambda: None), dynamo.assume_constant_result(marked)
-    return hasattr(disabled, "_torchdynamo_disable") and hasattr(constant, "_dynamo_marked_constant")
+    reads = hasattr(disabled, "_torchdynamo_disable") and hasattr(constant, "_dynamo_marked_constant")
+    return reads and callable(dynamo.eval_frame.skip_code)
+
+
+def _counts_graphs() -> bool:
+    return isinstance(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"], int)
+
+
+def graphs_compiled() -> int:
+    """Returns the number of graphs that Dynamo has compiled in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None or not holds(_COMPILES, _counts_graphs, "counters"):
+        return 0
+    count: int = utils.counters["stats"]["unique_graphs"]
+    return count
 
 
 def _guard_follows_autocast() -> bool:
@@ -153,9 +128,10 @@ class WholeInPlaceOperations(WhenImported):
 
     def do(self, module: Any) -> None:
         tensor: Any = module.TensorVariable
-        taken_apart = [
-            one for one in _TAKEN_APART if holds(_HANDLERS, functools.partial(_has_handler, tensor, one), one)
-        ]
+        table = vars(tensor).get("tp_methods", {})  # since torch 2.15; before, there are methods named for them
+        methods = [f"method_{one}" for one in _TAKEN_APART if one not in table]
+        if not can_change("handlers", lambda: all(one in vars(tensor) for one in methods)):
+            return
 
         def whole(original: Any) -> Any:
             def method(self: Any, *arguments: Any, value: Any = None) -> Any:
@@ -165,16 +141,8 @@ class WholeInPlaceOperations(WhenImported):
 
             return method
 
-        for name in [f"method_{one}" for one in taken_apart if f"method_{one}" in vars(tensor)]:
-            self.exchanged.exchange(tensor, name, whole(vars(tensor)[name]))
-        # Since torch 2.15 a table holds the handlers.
-        table = vars(tensor).get("tp_methods", {})
-        ours = {one: type(table[one])(whole(table[one].handler)) for one in taken_apart if one in table}
+        ours = {one: type(table[one])(whole(table[one].handler)) for one in _TAKEN_APART if one in table}
         if ours:
             self.exchanged.exchange(tensor, "tp_methods", {**table, **ours})
-
-
-def _has_handler(tensor: Any, name: str) -> bool:
-    if name not in vars(tensor).get("tp_methods", {}) and f"method_{name}" not in vars(tensor):
-        raise UnmetError(f"TensorVariable has none of {name}")
-    return True
+        for name in methods:
+            self.exchanged.exchange(tensor, name, whole(vars(tensor)[name]))

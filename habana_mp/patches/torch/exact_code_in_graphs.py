@@ -15,25 +15,10 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.errors import warn
-from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.ledger import UnmetError
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DTYPES
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.dynamo import compile_nothing
-
-_RESULTS = Assumption(
-    "torch.dynamo-results",
-    assumed="Dynamo runs each operation of a graph by `torch._dynamo.utils.get_fake_value`, with its node and the "
-    "translator, which has the code that it reads as `f_code` and its caller as `parent`",
-    check="the function takes `node` and `tx`, and the class of translators names both attributes",
-    otherwise="torch.compile compiles nothing while there is exact code (`convert(exact=...)`)",
-)
-
-_RESUMED = Assumption(
-    "torch.dynamo-resumed-code",
-    assumed="`ContinueExecutionCache.lookup` of Dynamo returns the code that continues a function after a graph break",
-    check="it is a class method whose second parameter is `code`",
-    otherwise="a function in `convert(exact=...)` is lowered after a graph break; packages and modules are not",
-)
+from habana_mp.patches.torch.dynamo import can_change, compile_nothing
 
 
 class ExactCodeInGraphs(WhenImported):
@@ -50,12 +35,8 @@ class ExactCodeInGraphs(WhenImported):
 
     def do(self, module: Any) -> None:
         self.exchanged.put_back()
-        if not self._is_wanted:
-            return
-        if holds(_RESULTS, lambda: _is_as_expected(module)):
+        if self._is_wanted and can_change("results", lambda: _is_as_expected(module)):
             self.exchanged.replace(sys.modules[_UTILS].get_fake_value, _get_fake_value)
-        else:
-            compile_nothing()
 
 
 exact_code_in_graphs = ExactCodeInGraphs()
@@ -121,7 +102,7 @@ class ResumedExactCode(WhenImported):
 
     def do(self, module: Any) -> None:
         cache = module.ContinueExecutionCache
-        if holds(_RESUMED, lambda: vars(cache)["lookup"].__func__.__code__.co_varnames[:2] == ("cls", "code")):
+        if can_change("resumed", lambda: vars(cache)["lookup"].__func__.__code__.co_varnames[:2] == ("cls", "code")):
             self.exchanged.replace(vars(cache)["lookup"].__func__, _look_up)
 
 

@@ -1,25 +1,37 @@
-"""Inductor: the table of kernels that its code calls at run time.
+"""Inductor: the table of kernels that its code calls at run time, and products in lower precision on processors without
+instructions for them.
 
 Code that Inductor generated calls torch's builtins (``extern_kernels.convolution(...)``). The casts were decided when
 the graph was traced. Handling these calls again would cast a second time, and a kernel would read memory in a
 precision that the surrounding code does not expect. So Inductor gets builtins without rules.
+
+Its own calls of torch's products are slow on some processors. A pass over each graph puts operators of the package in
+their place, which have the same schemas. Their operands are tensors in memory, so Inductor cannot leave out a rounding,
+as it does where it computes by itself.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
+
+import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch import products
 
-_TABLE = Assumption(
-    "torch.inductor-kernels",
-    assumed="`torch._inductor.select_algorithm.extern_kernels` has, as attributes, the builtins that Inductor calls",
-    check="it is an object of a class of torch's own, and has attributes of its own",
-    otherwise="these calls are answered as others, by what holds where the lists are silent",
+_INDUCTOR = Assumption(
+    "torch.inductor",
+    assumed="`torch._inductor.select_algorithm.extern_kernels` has, as attributes, the builtins that Inductor calls; "
+    "`torch._inductor.config` has `post_grad_custom_post_pass`, which takes a `CustomGraphPass`, and the operators of "
+    "products have the names that Inductor's graphs have",
+    check="each is there",
+    otherwise="these calls are answered and counted as others, by what holds where the lists are silent, and products "
+    "are torch's own",
 )
 
 
@@ -30,9 +42,9 @@ class KernelTable(WhenImported):
     _originals: Mapping[str, Any] = types.MappingProxyType({})
 
     def do(self, module: Any) -> None:
-        if not holds(_TABLE, lambda: _is_as_expected(module.extern_kernels)):
-            return
         kernels = module.extern_kernels
+        if not holds(_INDUCTOR, lambda: type(kernels).__module__.startswith("torch.") and vars(kernels), "kernels"):
+            return
         originals = self._originals = {}
 
         def set_untouched(namespace: Any, name: str, value: Any) -> None:
@@ -51,5 +63,116 @@ class KernelTable(WhenImported):
             object.__setattr__(module.extern_kernels, name, original)
 
 
-def _is_as_expected(kernels: Any) -> bool:
-    return type(kernels).__module__.startswith("torch.") and isinstance(vars(kernels), dict)
+_aten: Any = torch.ops.aten
+#: Operators, and the results that are in the precision of the operands; None: all.
+_OPERATORS: dict[str, tuple[int, ...] | None] = {
+    "mm": None,
+    "addmm": None,
+    "bmm": None,
+    "baddbmm": None,
+    "convolution": None,
+    "convolution_backward": None,
+    "_scaled_dot_product_flash_attention_for_cpu": (0,),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": None,
+}
+
+
+def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[..., Any]:
+    """Returns a function that calls the operator in float32, and rounds its results."""
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        dtype = arguments[0].dtype
+        if operator in (_aten.mm.default, _aten.addmm.default) and not keywords:
+            *bias, input, weight = arguments
+            if not bias or bias[0].dim() == 1:
+                return products.product_of_rows(input, weight.t(), *bias)
+        made = operator(*map(_wide, arguments), **_each(_wide, keywords))
+        declared = operator(*map(_on_meta, arguments), **_each(_on_meta, keywords))
+        if isinstance(made, torch.Tensor):
+            return _as(declared, made, dtype)
+        return tuple(
+            _as(like, one, dtype) if one is not None and (rounded is None or at in rounded) else one
+            for at, (like, one) in enumerate(zip(declared, made, strict=True))
+        )
+
+    return call
+
+
+def _wide(value: Any) -> Any:
+    is_lower = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_lower else value
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+def _each(change: Callable[[Any], Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: change(value) for name, value in keywords.items()}
+
+
+def _as(declared: torch.Tensor, made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the result with the strides on which the compiled code relies."""
+    if made.stride() == declared.stride():
+        return made.to(dtype)
+    return torch.empty_strided(declared.shape, declared.stride(), dtype=dtype).copy_(made)
+
+
+@cache
+def _define() -> None:
+    """Defines the operators, once in a process."""
+    library = products.operators()
+    for name, rounded in _OPERATORS.items():
+        operator = getattr(_aten, name).default
+        library.define(str(operator._schema).removeprefix("aten::"))
+        library.impl(name, _in_float32(operator, rounded), "CPU")
+        library.impl(name, operator, "Meta")
+
+
+def _uses_slow_product(node: torch.fx.Node, slow: set[torch.dtype]) -> bool:
+    operands = [one.meta.get("val") for one in node.all_input_nodes]
+    tensors = [one for one in operands if isinstance(one, torch.Tensor)]
+    return bool(tensors) and all(one.device.type == "cpu" for one in tensors) and tensors[0].dtype in slow
+
+
+def _put_ours(graph: torch.fx.Graph, slow: set[torch.dtype]) -> None:
+    from torch._inductor.virtualized import V
+
+    if getattr(V, "aot_compilation", False):  # the package runs without habana_mp
+        return
+    for name in _OPERATORS:
+        for node in graph.find_nodes(op="call_function", target=getattr(_aten, name).default):
+            if _uses_slow_product(node, slow):
+                node.target = getattr(torch.ops.habana_mp, name).default
+
+
+class CompiledProducts(WhenImported):
+    """Gives Inductor the pass. A pass of other code stays."""
+
+    name = "torch._inductor.compile_fx"
+
+    def do(self, module: Any) -> None:
+        multiplied = {torch.bfloat16: products.multiplies_bfloat16(), torch.float16: products.multiplies_float16()}
+        slow = {dtype for dtype, is_fast in multiplied.items() if not is_fast}
+        if not slow or not holds(_INDUCTOR, _find_pass, "products"):
+            return
+        from torch._inductor import config
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+
+        _define()
+
+        class ProductsPass(CustomGraphPass):
+            def __call__(self, graph: torch.fx.Graph) -> None:
+                _put_ours(graph, slow)
+
+            def uuid(self) -> Any:
+                return f"habana_mp products {sorted(map(str, slow))}"
+
+        if config.post_grad_custom_post_pass is None:
+            self.exchanged.exchange(config, "post_grad_custom_post_pass", ProductsPass())
+
+
+def _find_pass() -> bool:
+    from torch._inductor import config
+
+    return hasattr(config, "post_grad_custom_post_pass") and all(hasattr(_aten, name) for name in _OPERATORS)

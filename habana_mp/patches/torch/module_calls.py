@@ -15,22 +15,15 @@ from typing import Any, NamedTuple
 import torch
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.ledger import UnmetError
 from habana_mp.patches.tools.compiled_functions import constant_in_graph, run_by_python
 from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.tools.tapped_calls import TAPPED, require_tap
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch.dynamo import compile_nothing
+from habana_mp.patches.torch.dynamo import can_change
 from habana_mp.policy.kept import ATTRIBUTE, are_there_kept
-
-_CALLS_IN_GRAPHS = Assumption(
-    "torch.dynamo-module-calls",
-    assumed="Dynamo traces a module's call by `call_function` of NNModuleVariable and UnspecializedNNModuleVariable",
-    check="both classes have it, as a function of Python with four parameters",
-    otherwise="torch.compile compiles nothing while `convert(within=...)` is in force",
-)
 
 
 class ModuleCalls(Patch):
@@ -157,11 +150,9 @@ class ModulesInGraphs(WhenImported):
             finally:
                 traced.leave()
 
-        if not holds(_CALLS_IN_GRAPHS, lambda: all(map(_is_as_expected, _callers(module)))):
-            compile_nothing()
-            return
-        for one in _callers(module):
-            self.exchanged.replace(one, call)
+        if can_change("module calls", lambda: all(map(_is_as_expected, _callers(module)))):
+            for one in _callers(module):
+                self.exchanged.replace(one, call)
 
     def form(self) -> _Form:
         """Returns the form of the call that is traced."""

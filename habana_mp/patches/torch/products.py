@@ -22,6 +22,7 @@ from torch.autograd.function import Function
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.compiled_functions import is_compiling
 from habana_mp.patches.tools.patch import Patch, Settings
 
 _FLOAT16 = Assumption(
@@ -31,22 +32,15 @@ _FLOAT16 = Assumption(
     otherwise="products in float16 are computed in float32",
 )
 
-_TRACED = Assumption(
-    "torch.dynamo-tracing",
-    assumed="`torch._guards.TracingContext.try_get` tells whether Dynamo traces: until torch 2.8 nothing public does",
-    check="it answers",
-    otherwise="before torch 2.9, compiled products with a float32 result may keep more digits of their operands",
-)
-
 #: torch's own functions, which no list reaches.
 _linear = _core.unpatched_copy(torch._C._nn.linear)
 _matmul = _core.unpatched_copy(torch._C._VariableFunctions.matmul)
+_convolution = _core.unpatched_copy(torch._C._VariableFunctions.convolution)
 
 
-def _functions(name: str) -> dict[Any, tuple[int, Any]]:
-    """Returns the dimensions of images, and the function that no list reaches, by torch's function."""
-    functions = [(count, getattr(torch._C._VariableFunctions, f"{name}{count}d")) for count in (1, 2, 3)]
-    return {one: (count, _core.unpatched_copy(one)) for count, one in functions}
+def _dimensions(name: str) -> dict[Any, int]:
+    """Returns the dimensions of images by torch's function."""
+    return {getattr(torch._C._VariableFunctions, f"{name}{count}d"): count for count in (1, 2, 3)}
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
@@ -185,17 +179,7 @@ def _is_recorded() -> bool:
 
 def _is_compiled() -> bool:
     """True while torch.compile traces, and not an export: its graphs run without this package."""
-    is_traced = torch.compiler.is_compiling() or (_can_tell_of_tracing() and _is_traced_by_dynamo())
-    return is_traced and not torch.compiler.is_exporting()
-
-
-def _is_traced_by_dynamo() -> bool:
-    context: Any = torch._guards.TracingContext
-    return context.try_get() is not None
-
-
-def _can_tell_of_tracing() -> bool:
-    return holds(_TRACED, lambda: isinstance(_is_traced_by_dynamo(), bool))
+    return (torch.compiler.is_compiling() or is_compiling()) and not torch.compiler.is_exporting()
 
 
 def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -> Tensor:
@@ -232,25 +216,25 @@ class _Batches(Function):
 
 
 class _Convolution(Function):
-    """A convolution by a function of torch, and its options, which are those of ``torch.convolution``."""
+    """A convolution with the options of ``torch.convolution``."""
 
     @staticmethod
-    def forward(ctx: Any, function: Any, options: Any, given: Any, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> Tensor:
         input, weight, bias = tensors
         assert input is not None
         ctx.save_for_backward(input, weight)
         ctx.options, ctx.bias = options, None if bias is None else bias.shape
-        made: Tensor = function(*map(_float, tensors), *given)
+        made: Tensor = _convolution(*map(_float, tensors), *options)
         return made.to(input.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        mask = ctx.needs_input_grad[3:]
+        mask = ctx.needs_input_grad[1:]
         made = torch.ops.aten.convolution_backward(
             gradient.float(), input.float(), weight.float(), ctx.bias, *ctx.options, mask
         )
-        return None, None, None, *(None if one is None else one.to(gradient.dtype) for one in made)
+        return None, *(None if one is None else one.to(gradient.dtype) for one in made)
 
 
 # ---- calls as they are written: a torch function and its arguments ---------------------------------------------------
@@ -317,7 +301,7 @@ def _for_each(value: Any, dimensions: int) -> list[int]:
 
 
 def _convolved(
-    functions: dict[Any, tuple[int, Any]],
+    dimensions: dict[Any, int],
     defaults: tuple[int, ...],
     called: Any,
     arguments: tuple[Any, ...],
@@ -326,9 +310,9 @@ def _convolved(
     """Computes a convolution by one of these functions; ``defaults``: its arguments after input, weight and bias."""
     tensors, given = (*arguments, None, None, None)[:3], arguments[3:]
     options = (*given, *defaults[len(given) :])
-    count, function = functions.get(called, (0, None))
+    count = dimensions.get(called, 0)
     is_plain = not any(isinstance(one, str) for one in options)
-    if operands or not is_plain or function is None or not _are_alike(tensors[:2], (count + 2, count + 2)):
+    if operands or not is_plain or not count or not _are_alike(tensors[:2], (count + 2, count + 2)):
         return NotImplemented
     if tensors[2] is not None and not _are_alike((tensors[0], tensors[2]), (count + 2, 1)):
         return NotImplemented
@@ -337,8 +321,7 @@ def _convolved(
     spread = [_for_each(one, count) for one in (stride, padding, dilation, more)]
     if any(len(one) != count for one in spread):
         return NotImplemented
-    of_torch = (*spread[:3], len(rest) == 3, spread[3], groups)
-    return _apply(_Convolution, function, of_torch, options, *tensors)
+    return _apply(_Convolution, (*spread[:3], len(rest) == 3, spread[3], groups), *tensors)
 
 
 _TRACKED: dict[str, Callable[..., Any]] = {
@@ -347,16 +330,13 @@ _TRACKED: dict[str, Callable[..., Any]] = {
     "mm": partial(_call_matmul, dimensions=2),
     "matmul": _call_matmul,
     "bmm": partial(_call_matmul, dimensions=3),
-    "convolution": partial(_convolved, _functions("conv"), (1, 0, 1, 1)),
-    "transposed_convolution": partial(_convolved, _functions("conv_transpose"), (1, 0, 0, 1, 1)),
+    "convolution": partial(_convolved, _dimensions("conv"), (1, 0, 1, 1)),
+    "transposed_convolution": partial(_convolved, _dimensions("conv_transpose"), (1, 0, 0, 1, 1)),
 }
 
 
 class Products(Patch):
     """Sets how products in lower precision are computed on this processor."""
-
-    def check(self, settings: Settings) -> None:
-        _can_tell_of_tracing()
 
     def install(self, settings: Settings) -> None:
         _core.set_products(
@@ -378,8 +358,9 @@ def multiplies_bfloat16() -> bool:
 
 def multiplies_float16() -> bool:
     """Returns true if torch's library has instructions for float16 on this processor."""
-    return holds(_FLOAT16, _ask_for_float16) and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return holds(_FLOAT16, lambda: isinstance(_has_float16(), bool)) and _has_float16()
 
 
-def _ask_for_float16() -> bool:
-    return isinstance(torch.ops.mkldnn._is_mkldnn_fp16_supported(), bool)
+def _has_float16() -> bool:
+    has: bool = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return has

@@ -104,14 +104,15 @@ class RecognisedCode(Patch):
         if not holds(_CONSTRUCTOR, _constructor_logs_itself):
             self._exchanged.replace(torch.nn.Module.__init__, _begin_construction)
         regions = autocast_regions.disabled_regions()  # before the builtins are tapped, because it calls one of them
+        forward, backward = autocast_regions.codes_of_wrappers()
         _core.tap_builtins(_tapped_builtins(), tuple(uncounted_writers()))
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),
             look_at_value,
             autocast_regions.autocast_is_entered,
-            autocast_regions.codes_of_regions(),
-            autocast_regions.code_of_custom_fwd(),
+            (backward,),
+            forward,
             autocast_regions.custom_fwd_asks,
             autocast_regions.custom_bwd_state,
             torch_files.inside_of_operations(),

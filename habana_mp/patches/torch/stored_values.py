@@ -21,19 +21,12 @@ from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS
 
-_NODES = Assumption(
-    "torch.graph-nodes",
-    assumed="autograd names the node of a conversion `ToCopyBackward0`, and that of a leaf has it as `variable`",
-    check="torch has these two nodes, the latter with such an attribute",
-    otherwise="a buffer or Parameter that is made of a lowered result which autograd recorded keeps its low precision",
-)
-
-_TAPPED = Assumption(
-    "torch.tapped-state",
+_ORIGIN = Assumption(
+    "torch.stored-values",
     assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `__setattr__` of torch.nn.Module is a "
-    "function of Python",
-    check="the core looks at how they are called",
-    otherwise="a lower value that is stored over a float32 tensor stays lower, unless it is known to be lowered",
+    "function of Python; autograd names the node of a conversion `ToCopyBackward0`, and that of a leaf has `variable`",
+    check="the core looks at how they are called, and torch has these two nodes",
+    otherwise="a lower value that is stored over a float32 tensor, or that autograd recorded, stays lower",
 )
 
 
@@ -45,8 +38,7 @@ class StoredValues(Patch):
 
     def install(self, settings: Settings) -> None:
         if self._handle is None:
-            _nodes_are_known()  # so that the ledger has the result before any value is stored
-            if _state_is_tapped():
+            if _origin_is_known():
                 _core.tap_state(_set_function(), False)
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
@@ -57,22 +49,14 @@ class StoredValues(Patch):
             self._handle = None
 
 
-def _nodes_are_known() -> bool:
-    return holds(_NODES, _names_nodes)
+def _origin_is_known() -> bool:
+    return holds(_ORIGIN, _can_find_origin)
 
 
-def _names_nodes() -> bool:
+def _can_find_origin() -> bool:
+    _core.tap_state(_set_function(), True)
     nodes: Any = torch._C._functions
     return hasattr(nodes, "ToCopyBackward0") and hasattr(nodes.AccumulateGrad, "variable")
-
-
-def _state_is_tapped() -> bool:
-    return holds(_TAPPED, _may_tap_state)
-
-
-def _may_tap_state() -> bool:
-    _core.tap_state(_set_function(), True)
-    return True
 
 
 def _set_function() -> Any:
@@ -99,23 +83,23 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
     if values.dtype not in (torch.bfloat16, torch.float16):
         return values
     if _is_lowered(values):
-        return _in_float32(what, values, _KNOWN_TO_BE_LOWERED)
+        return _in_float32(what, values, "is made from a result that habana_mp lowered")
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
         if _is_conversion(values) and _has_values_of(former, values):
             return former.detach()  # converted from the tensor that it replaces: no rounding is needed
-        return _in_float32(what, values, _PERHAPS_LOWERED)
+        why = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
+        return _in_float32(what, values, why)
     return values
 
 
-_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
-_KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
-
-
 def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
-    _warn_of_state(
-        f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
-        "hmp.disable_casts() to have them exact"
-    )
+    line = line_of_user()
+    if line not in _warned:
+        _warned.add(line)
+        warn(
+            f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or "
+            "under hmp.disable_casts() to have them exact"
+        )
     with casts_off():
         return values.float()
 
@@ -123,18 +107,14 @@ def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
 def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
     """True if a tensor method converted float32 values to these lower ones outside of a module's call, or if this is
     unknown. Also true if the memory of a tensor was freed, as by sharding: then no value is stored."""
-    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _state_is_tapped():
+    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _origin_is_known():
         return True
-    if _was_freed(former) or _was_freed(values):
-        return True
-    return not _is_in_module_call() and _is_conversion(values)
+    return _was_freed(former) or _was_freed(values) or (not _is_in_module_call() and _is_conversion(values))
 
 
 def _is_conversion(values: torch.Tensor) -> bool:
     """True if a method of a float32 tensor converted these values."""
-    if _core.was_converted(values):
-        return True
-    return _nodes_are_known() and _first_computing(values.grad_fn)[0] == _CONVERTS
+    return _core.was_converted(values) or _first_computing(values.grad_fn)[0] == _CONVERTS
 
 
 def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
@@ -171,7 +151,7 @@ def _is_lowered(values: torch.Tensor) -> bool:
     the others the graph shows their origin. Both checks depend only on these values."""
     if _core.was_lowered(values):
         return True
-    return _core.may_be_lowered_in_graph(values) and _nodes_are_known() and _comes_from_float32(values.grad_fn)
+    return _core.may_be_lowered_in_graph(values) and _origin_is_known() and _comes_from_float32(values.grad_fn)
 
 
 _CONVERTS = "ToCopyBackward0"
@@ -203,19 +183,12 @@ def _comes_from_float32(node: Any) -> bool:
         node = waiting.pop()
         # Checked for torch's own node only: a user-defined autograd.Function may have an attribute of that name.
         leaf = node.variable if isinstance(node, nodes.AccumulateGrad) else None
-        if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:
+        if leaf is not None and leaf.dtype is torch.float32:
             return True
         if node not in seen:
             seen.add(node)
             waiting += [one for one, _ in node.next_functions if one is not None]
     return False
-
-
-def _warn_of_state(text: str) -> None:
-    line = line_of_user()
-    if line not in _warned:
-        _warned.add(line)
-        warn(text)
 
 
 def forget_warnings() -> None:

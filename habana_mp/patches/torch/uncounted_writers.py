@@ -21,12 +21,13 @@ from habana_mp.ops.find import (
     namespaces,
 )
 
-_BUILTINS = Assumption(
-    "torch.operator-builtins",
+WRITERS = Assumption(
+    "torch.writers-of-weights",
     assumed="an operator of torch.ops has the builtin that it calls as `_op`; torch makes that when it looks the "
-    "operator up; one that counts versions has a kernel for that, or is made of others",
+    "operator up; one that counts versions has a kernel for that, or is made of others; `torch._C.TensorBase` and "
+    "`StorageBase` have the methods by which others get at a weight's memory",
     check="`torch.ops.aten._unsafe_view` and its overload have a builtin, and are looked up; `add_` and `chunk` have "
-    "such kernels, and `_fused_sgd_` has none",
+    "such kernels, and `_fused_sgd_` has none; each method is there, but those that older releases lack",
     otherwise="no casts of weights are cached",
 )
 
@@ -170,7 +171,7 @@ _UNCOUNTED_NAMES = frozenset(
 
 def operators_have_builtins() -> bool:
     """True if the builtin of an operator can be found."""
-    return holds(_BUILTINS, _has_builtins)
+    return holds(WRITERS, _has_builtins)
 
 
 def _has_builtins() -> bool:

@@ -7,19 +7,12 @@ from typing import Any
 import torch
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.ledger import UnmetError, holds
 from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tracked_casts import CachedCast
 from habana_mp.patches.torch.accelerators import accelerator_of, free_memory, wait_for_stream
-from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
-
-_METHODS = Assumption(
-    "torch.methods-that-hand-out-memory",
-    assumed="`torch._C.TensorBase` and `StorageBase` have the methods by which others get at a weight's memory",
-    check="each is there, but `const_data_ptr` and `_lazy_clone`, which older releases lack",
-    otherwise="no casts of weights are cached",
-)
+from habana_mp.patches.torch.uncounted_writers import WRITERS, operators_have_builtins
 
 #: A view of a weight with fewer elements is cast separately: finding the weight and the same part of its cast takes
 #: as long.
@@ -38,7 +31,8 @@ class WeightCache(Patch):
 
     def install(self, settings: Settings) -> None:
         limit = settings.options.weight_cache_limit
-        if not (settings.options.weight_cache and _sees_who_writes()):
+        sees_who_writes = operators_have_builtins() and holds(WRITERS, _has_methods, "methods")
+        if not (settings.options.weight_cache and sees_who_writes):
             self.uninstall()
             return
         _core.weights_tap(_methods())
@@ -60,10 +54,6 @@ class WeightCache(Patch):
         # Drops all casts.
         _core.weights_configure(on=False)
         _core.weights_untap()
-
-
-def _sees_who_writes() -> bool:
-    return holds(_METHODS, _has_methods) and operators_have_builtins()
 
 
 #: Methods that older releases of torch lack.
