@@ -199,13 +199,12 @@ def watch_calls(watched: bool, /) -> None:
     """Sets if the watch sees calls begin and end."""
 
 def guard_calls(
-    found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, most: int, /
+    found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, /
 ) -> None:
     """Checks the results of this share of the calls, and calls ``found`` for those that are not finite or cannot be
     read: with what was called, the operation, the arguments, the result, and the worst values of the result and of the
     arguments before the call, as :func:`worst_value` returns them, or -1. If all calls are checked, also for each call
-    that autograd tracks. After ``most`` calls, if it is not 0, ``found`` is called once with -1 as the worst value of
-    the result. None ends it."""
+    that autograd tracks. None ends it."""
 
 def worst_value(tensor: Any, whole: bool, /) -> int:
     """Returns 0 if all values are numbers, 1 if there are infinities, 2 if there is a NaN, 3 if the values cannot be

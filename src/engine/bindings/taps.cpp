@@ -158,9 +158,8 @@ void register_taps(py::module_& module) {
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });
-  module.def("guard_calls", [](const py::object& found, double share, std::uint64_t most) {
-    engine::guard_calls(pointer_or_null(found), share, most);
-  });
+  module.def("guard_calls",
+             [](const py::object& found, double share) { engine::guard_calls(pointer_or_null(found), share); });
   module.def("worst_value", [](const py::object& tensor, bool whole) {
     return static_cast<int>(watch::magnitude_of(tensor.ptr(), whole).state);
   });
