@@ -90,7 +90,7 @@ class Rule:
         *,
         action: str,
         precision: str = "",
-        why: str = "",
+        why: str,
         traits: Sequence[str] = (),
         castable: Castable | None = None,
         target_keywords: tuple[str, ...] = (),
