@@ -162,17 +162,18 @@ def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
     """Handles calls of these objects too, so that the watch sees them. They replace those of the previous call."""
 
 def check_modules(call_impl: Any) -> None:
-    """Raises if :func:`wait_for_modules` would, and changes nothing."""
+    """Raises if :func:`tap_modules` would, and changes nothing."""
 
-def wait_for_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> None:
+def tap_modules(call_impl: Any, answering: Any) -> None:
+    """Taps the calls of modules. ``answering`` handles them: ``call_impl``, or a function with the code that it had."""
+
+def untap_modules() -> None: ...
+def wait_for_modules(modules: list[Any] | None, /) -> None:
     """From now on the lists of :func:`install` apply in calls of these modules, or of all for None. The modules are not
-    held: the caller must call again when one of them is gone. ``answering`` handles the calls: ``call_impl``, or a
-    function with the code that it had."""
+    held: the caller must call again when one of them is gone."""
 
 def stop_waiting_for_modules() -> None: ...
-def convert_model_results(
-    call_impl: Any, answering: Any, dtype: torch.dtype, holds: Callable[[Any], bool], convert: Callable[[Any], Any]
-) -> None:
+def convert_model_results(dtype: torch.dtype, holds: Callable[[Any], bool], convert: Callable[[Any], Any], /) -> None:
     """Makes tensors of this dtype float32 when the outermost module returns them. ``holds`` tells if an argument that
     is no tensor holds one, and ``convert`` converts a result that is none."""
 
@@ -185,10 +186,9 @@ def in_model() -> bool:
     """True in a call of an outermost module, if its results are converted."""
 
 def exchange_in_model(in_model: bool) -> bool: ...
-def follow_modules(call_impl: Any, answering: Any, /) -> None:
-    """Makes the watch record which module's forward runs."""
+def follow_modules(follows: bool, /) -> None:
+    """Makes the watch record which module's forward runs, or no longer."""
 
-def stop_following_modules() -> None: ...
 def count_calls(function: Any, answering: Any, during: Any, /) -> tuple[Any, int]:
     """Returns the result of ``during()``, and the number of calls of the function that reached its vectorcall slot."""
 
@@ -458,12 +458,10 @@ def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]
     from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
     apply them."""
 
-def put_rules_in_modules(call_impl: Any, answering: Any, resolver: Callable[[list[Any], int], int], /) -> None:
-    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called within
-    certain others, with the objects of the module and of those around it, from the innermost outwards, and the number
-    of the lists. It returns the number of a rule set, or 0."""
-
-def take_rules_out_of_modules() -> None: ...
+def put_rules_in_modules(resolver: Callable[[list[Any], int], int] | None, /) -> None:
+    """Makes the rules depend on the running module, or no longer for None. ``resolver`` is called when a module is
+    first called within certain others, with the objects of the module and of those around it, from the innermost
+    outwards, and the number of the lists. It returns the number of a rule set, or 0."""
 
 class TracedCall:
     """A call of a module that a compiler traces. The module counts as running until ``leave``."""

@@ -51,20 +51,21 @@ def can_tap() -> bool:
     return True
 
 
-def begin(user: str) -> tuple[Any, Any]:
-    """Returns the function whose calls the core is to tap, and the function that handles them."""
+def begin(user: str) -> None:
+    """This user needs the calls from now on."""
     if not _Tap.users:
         _Tap.function = _Tap.answering = torch.nn.Module._call_impl
         if not _reaches_slot(exchanged=False):
             _Tap.answering = _Tap.exchanged.replace(_Tap.function, call_directly, is_read=True)
+        _core.tap_modules(_Tap.function, _Tap.answering)
     _Tap.users.add(user)
-    return _Tap.function, _Tap.answering
 
 
 def end(user: str) -> None:
-    """This user needs the calls no longer. Without any user, the function gets its code back."""
+    """This user needs the calls no longer. Without any user, the function is as before."""
     _Tap.users.discard(user)
     if not _Tap.users:
+        _core.untap_modules()
         _Tap.exchanged.put_back()
 
 

@@ -42,7 +42,8 @@ class ModelResults(Patch):
         def is_lower(value: Any) -> bool:
             return holds_dtype(value, dtype)
 
-        _core.convert_model_results(*direct_calls.begin("results"), dtype, is_lower, convert)
+        direct_calls.begin("results")
+        _core.convert_model_results(dtype, is_lower, convert)
         modules_in_graphs.converted = dtype
         modules_in_graphs.begin("results")
 

@@ -54,7 +54,8 @@ class ModuleCalls(Patch):
             return
         modules = settings.options.modules
         references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
-        _core.wait_for_modules(*direct_calls.begin("within"), modules)
+        direct_calls.begin("within")
+        _core.wait_for_modules(modules)
         self._references = references
         modules_in_graphs.begin("within")
 
@@ -64,7 +65,7 @@ class ModuleCalls(Patch):
             if reference is gone:
                 del self._references[key]
                 alive = [one for one in (reference() for reference in self._references.values()) if one is not None]
-                _core.wait_for_modules(*direct_calls.begin("within"), alive)
+                _core.wait_for_modules(alive)
 
     def uninstall(self) -> None:
         self._references = {}

@@ -58,7 +58,8 @@ class RulesInModules:
         self._numbers.clear()
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
-        _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
+        direct_calls.begin("rules")
+        _core.put_rules_in_modules(self._resolver)
         modules_in_graphs.begin("rules")
         exported_programs.install()
 
@@ -67,7 +68,7 @@ class RulesInModules:
         if self.is_on:
             exported_programs.uninstall()
             modules_in_graphs.end("rules")
-            _core.take_rules_out_of_modules()
+            _core.put_rules_in_modules(None)
             direct_calls.end("rules")
             module_paths.forget()
             self.is_on = False  # last: after an error, another call goes on

@@ -50,7 +50,8 @@ def begin(*, lines: bool) -> None:
     """Starts recording each call with its module, and with its line if ``lines`` is true."""
     configure_core()
     begun_backwards.listen(_core.notice_loss)
-    _core.follow_modules(*direct_calls.begin("report"))
+    direct_calls.begin("report")
+    _core.follow_modules(True)
     _core.watch_calls(True)
     of_one, of_many = _nanoseconds_of_cast(1), _nanoseconds_of_cast(_MANY)
     _core.begin_watch(lines, of_one, max(0.0, of_many - of_one) / (2 * _MANY))
@@ -78,7 +79,7 @@ def stop() -> None:
     _core.stop_watch()
     begun_backwards.stop_listening(_core.notice_loss)
     _core.watch_calls(False)
-    _core.stop_following_modules()
+    _core.follow_modules(False)
     direct_calls.end("report")
     module_paths.forget()
 

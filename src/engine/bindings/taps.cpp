@@ -50,19 +50,10 @@ py::object call_by_slot(const py::object& function, const py::object& answering,
   return called(PyObject_Call((is_tapped ? function : answering).ptr(), arguments.ptr(), keywords.ptr()));
 }
 
-void wait_for_modules(const py::object& call_impl, const py::object& answering,
-                      const std::optional<std::vector<py::object>>& modules) {
-  std::optional<std::vector<PyObject*>> among;
-  if (modules.has_value()) {
-    among.emplace();
-    for (const py::object& module : *modules) among->push_back(module.ptr());
-  }
-  or_throw(engine::wait_for_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
-}
-
-std::vector<PyObject*> items_of(const py::tuple& tuple) {
-  PyObject* const* const items = PySequence_Fast_ITEMS(tuple.ptr());
-  return {items, items + tuple.size()};
+// `sequence` is a list or a tuple.
+std::vector<PyObject*> items_of(const py::object& sequence) {
+  PyObject* const* const items = PySequence_Fast_ITEMS(sequence.ptr());
+  return {items, items + PySequence_Fast_GET_SIZE(sequence.ptr())};
 }
 
 void tap_builtins(const py::tuple& builtins, const py::tuple& writers) {
@@ -97,8 +88,6 @@ Py_ssize_t worst_gradient(const py::list& parameters) {
   return -1;
 }
 
-PyObject* pointer_or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
-
 }  // namespace
 
 void register_taps(py::module_& module) {
@@ -116,23 +105,23 @@ void register_taps(py::module_& module) {
     called(PyObject_CallNoArgs(decrement.ptr()));
     return depth.cast<int>() - 1;
   });
-  module.def("check_modules",
-             [](const py::object& call_impl) { or_throw(engine::may_wait_for_modules(call_impl.ptr())); });
-  module.def("wait_for_modules", &wait_for_modules);
+  module.def("check_modules", [](const py::object& call_impl) { or_throw(engine::can_tap_modules(call_impl.ptr())); });
+  module.def("tap_modules", [](const py::object& call_impl, const py::object& answering) {
+    or_throw(engine::tap_modules(call_impl.ptr(), answering.ptr()));
+  });
+  module.def("untap_modules", &engine::untap_modules);
+  module.def("wait_for_modules", [](const std::optional<py::list>& modules) {
+    engine::wait_for_modules(modules ? std::optional(items_of(*modules)) : std::nullopt);
+  });
   engine::watch_calls(false);
   module.def("watch_calls", &engine::watch_calls);
-  module.def("follow_modules", [](const py::object& call_impl, const py::object& answering) {
-    or_throw(engine::follow_modules(call_impl.ptr(), answering.ptr()));
-  });
-  module.def("stop_following_modules", &engine::stop_following_modules);
+  module.def("follow_modules", &engine::follow_modules);
   module.def("stop_waiting_for_modules", &engine::stop_waiting_for_modules);
-  module.def("convert_model_results", [](const py::object& call_impl, const py::object& answering,
-                                         const py::object& dtype, const py::object& holds, const py::object& convert) {
-    or_throw(engine::convert_model_results(
-        call_impl.ptr(), answering.ptr(),
-        {host::kind_of_dtype(dtype.ptr()), Owned::borrowed(holds.ptr()), Owned::borrowed(convert.ptr())}));
+  module.def("convert_model_results", [](const py::object& dtype, const py::object& holds, const py::object& convert) {
+    engine::convert_model_results(
+        {host::kind_of_dtype(dtype.ptr()), Owned::borrowed(holds.ptr()), Owned::borrowed(convert.ptr())});
   });
-  module.def("stop_converting_model_results", &engine::stop_converting_model_results);
+  module.def("stop_converting_model_results", [] { engine::convert_model_results({}); });
   module.def("count_model_results", [](std::uint64_t tensors, std::uint64_t bytes) {
     engine::model_results.tensors += tensors;
     engine::model_results.bytes += bytes;
