@@ -90,7 +90,7 @@ class Rule:
         *,
         action: str,
         precision: str = "",
-        why: str = "",
+        why: str,
         traits: Sequence[str] = (),
         castable: Castable | None = None,
         target_keywords: tuple[str, ...] = (),
@@ -159,17 +159,18 @@ def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
     """Handles calls of these objects too, so that the watch sees them. They replace those of the previous call."""
 
 def check_modules(call_impl: Any) -> None:
-    """Raises if :func:`wait_for_modules` would, and changes nothing."""
+    """Raises if :func:`tap_modules` would, and changes nothing."""
 
-def wait_for_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> None:
+def tap_modules(call_impl: Any) -> None:
+    """Taps the calls of modules."""
+
+def untap_modules() -> None: ...
+def wait_for_modules(modules: list[Any] | None, /) -> None:
     """From now on the lists of :func:`install` apply in calls of these modules, or of all for None. The modules are not
-    held: the caller must call again when one of them is gone. ``answering`` handles the calls: ``call_impl``, or a
-    function with the code that it had."""
+    held: the caller must call again when one of them is gone."""
 
 def stop_waiting_for_modules() -> None: ...
-def convert_model_results(
-    call_impl: Any, answering: Any, dtype: torch.dtype, holds: Callable[[Any], bool], convert: Callable[[Any], Any]
-) -> None:
+def convert_model_results(dtype: torch.dtype, holds: Callable[[Any], bool], convert: Callable[[Any], Any], /) -> None:
     """Makes tensors of this dtype float32 when the outermost module returns them. ``holds`` tells if an argument that
     is no tensor holds one, and ``convert`` converts a result that is none."""
 
@@ -182,27 +183,22 @@ def in_model() -> bool:
     """True in a call of an outermost module, if its results are converted."""
 
 def exchange_in_model(in_model: bool) -> bool: ...
-def follow_modules(call_impl: Any, answering: Any, /) -> None:
-    """Makes the watch record which module's forward runs."""
+def follow_modules(follows: bool, /) -> None:
+    """Makes the watch record which module's forward runs, or no longer."""
 
-def stop_following_modules() -> None: ...
-def count_calls(function: Any, answering: Any, during: Any, /) -> tuple[Any, int]:
+def count_calls(function: Any, during: Any, /) -> tuple[Any, int]:
     """Returns the result of ``during()``, and the number of calls of the function that reached its vectorcall slot."""
-
-def call_by_slot(function: Any, answering: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], /) -> Any:
-    """Calls the function by its vectorcall slot while it is tapped, else ``answering``."""
 
 def watch_calls(watched: bool, /) -> None:
     """Sets if the watch sees calls begin and end."""
 
 def guard_calls(
-    found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, most: int, /
+    found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, /
 ) -> None:
     """Checks the results of this share of the calls, and calls ``found`` for those that are not finite or cannot be
     read: with what was called, the operation, the arguments, the result, and the worst values of the result and of the
     arguments before the call, as :func:`worst_value` returns them, or -1. If all calls are checked, also for each call
-    that autograd tracks. After ``most`` calls, if it is not 0, ``found`` is called once with -1 as the worst value of
-    the result. None ends it."""
+    that autograd tracks. None ends it."""
 
 def worst_value(tensor: Any, whole: bool, /) -> int:
     """Returns 0 if all values are numbers, 1 if there are infinities, 2 if there is a NaN, 3 if the values cannot be
@@ -456,12 +452,10 @@ def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]
     from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
     apply them."""
 
-def put_rules_in_modules(call_impl: Any, answering: Any, resolver: Callable[[list[Any], int], int], /) -> None:
-    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called within
-    certain others, with the objects of the module and of those around it, from the innermost outwards, and the number
-    of the lists. It returns the number of a rule set, or 0."""
-
-def take_rules_out_of_modules() -> None: ...
+def put_rules_in_modules(resolver: Callable[[list[Any], int], int] | None, /) -> None:
+    """Makes the rules depend on the running module, or no longer for None. ``resolver`` is called when a module is
+    first called within certain others, with the objects of the module and of those around it, from the innermost
+    outwards, and the number of the lists. It returns the number of a rule set, or 0."""
 
 class TracedCall:
     """A call of a module that a compiler traces. The module counts as running until ``leave``."""

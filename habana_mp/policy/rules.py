@@ -57,6 +57,7 @@ class Ruling:
             "float32_result": self.float32_result,
         }
         reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
+        by_action = {"widest": "widest", "in_place": "in_place", "first_input": "first_input", "scalars": "first_input"}
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
@@ -67,7 +68,7 @@ class Ruling:
         return _core.Rule(
             action=self.action,
             precision=self.precision,
-            why=next((name for name, holds in reasons.items() if holds), ""),
+            why=next((name for name, holds in reasons.items() if holds), by_action.get(self.action, "list")),
             traits=[name for name in _core.traits if (computed[name] if name in computed else getattr(row, name))],
             castable=_in_core(ops.operands_of(operation) if self.float32_result else ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),

@@ -51,6 +51,8 @@ class _Search:
     def __init__(self, seen: str = "", origin: Origin | None = None) -> None:
         self.seen = seen
         self.origin = origin
+        #: The calls that were checked.
+        self.calls = 0
         #: True if every value since the beginning of the step was checked, so that an unknown one is an input.
         self.is_whole = origin is None
         #: By the memory of a tensor where its values come from.
@@ -192,7 +194,7 @@ class _Guarding:
         self._set_search(self._search)
 
     def _end_checks(self) -> None:
-        _core.guard_calls(None, 0.0, 0)
+        _core.guard_calls(None, 0.0)
         if self._hook is not None:
             self._hook.remove()
         begun_backwards.stop_listening(self._backward_begins)
@@ -206,8 +208,7 @@ class _Guarding:
         """Lets the core check all calls in a search, and else a share of them."""
         self._search = search
         installation.set_observer("guard", is_on=search is not None)
-        searches = search is not None and self._share < 1
-        _core.guard_calls(self._found, 1.0 if searches else self._share, _MOST_CALLS if searches else 0)
+        _core.guard_calls(self._found, self._share if search is None else 1.0)
 
     def _begin_search(self, seen: str, origin: Origin | None = None) -> _Search:
         self._eager.begin()
@@ -224,10 +225,11 @@ class _Guarding:
         """Receives what :func:`_core.guard_calls` gives."""
         called, operation, arguments, keywords, result, state, before = given
         search = self._search
-        if state < 0:
-            if search is not None:
+        if search is not None and self._share < 1:
+            search.calls += 1
+            if search.calls == _MOST_CALLS:
                 self._passed(search)
-            return
+                return
         call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
         self._device = next((one.device for one in call.results()), self._device)
         if state == Worst.UNKNOWN and search is None and self._device != torch.device("cpu"):

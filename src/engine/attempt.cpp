@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
 #include "engine/products.hpp"
 #include "engine/reporting.hpp"
@@ -17,8 +16,6 @@
 namespace habana_mp::engine {
 
 using rules::Try;
-
-Accelerators accelerators;
 
 namespace {
 
@@ -166,13 +163,6 @@ Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
 
 }  // namespace
 
-bool may_lower_products(const Call& call, Kind to) {
-  if (!host::may_cast_inside() || host::is_recorded_by_torch()) return false;
-  return !is_any_tensor(call.arguments, [to](PyObject* value, Kind kind) {
-    return is_floating(kind) && ((kind != Kind::f32 && kind != to) || host::is_off_cpu(value));
-  });
-}
-
 Owned attempt_with_casts(const Call& call, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Kind to = attempt.plan.computed_in;
@@ -207,12 +197,12 @@ Owned make_as_written(const Call& call) {
   return result;
 }
 
-Owned make_try(Try step, const Call& call, rules::Failure& failure) {
+Owned make_try(Try step, const Facts& call, rules::Failure& failure) {
   switch (step) {
     case Try::in_float32:
       return make_in(Kind::f32, {Precision::fp32, Reason::no_kernel}, call, failure);
     case Try::in_precision_of_state: {
-      const Kind to = lower_state_of(call);
+      const Kind to = call.lower_state();
       return make_in(to, {rules::precision_of(to), Reason::in_place}, call, failure);
     }
     default:

@@ -16,10 +16,6 @@ struct Attempt {
   bool scalar_changed = false;
 };
 
-// True if torch's autocast can lower the products inside this call and leave all else as it is without lists. That
-// requires that all tensors are on the CPU, in float32 or in `to`, and that torch records no operations.
-bool may_lower_products(const Call& call, Kind to);
-
 // Returns the result, or null with the exception of a cast or of the call set. `attempt` says which of them failed.
 Owned attempt_with_casts(const Call& call, Attempt& attempt);
 

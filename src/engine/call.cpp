@@ -212,7 +212,9 @@ struct RulesOfCall {
   [[nodiscard]] bool holds_lower_tensor() const { return engine::holds_lower_tensor(arguments); }
   [[nodiscard]] bool has_sparse_gradient() const {
     const Conditions& conditions = (has_listed_rule() ? listed : *listed.rule_for_lowered).conditions;
-    return conditions.sparse_keyword != nullptr && engine::has_sparse_gradient(conditions, arguments);
+    if (conditions.sparse_keyword == nullptr) return false;
+    PyObject* const name = PyTuple_GET_ITEM(conditions.sparse_keyword, 0);
+    return find_argument(arguments, conditions.sparse_position, name) == Py_True;
   }
 
   const Target& target;

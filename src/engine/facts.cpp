@@ -1,6 +1,5 @@
 #include "engine/facts.hpp"
 
-#include "engine/accelerators.hpp"
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
 #include "engine/known_tensors.hpp"
@@ -63,49 +62,10 @@ bool is_of_float32_alone(const Arguments& arguments) {
   });
 }
 
-std::optional<Reason> place() {
-  return may_be_a_place(thread_state) ? reason_against_casts(thread_state) : std::nullopt;
-}
-
 }  // namespace
-
-// True if this call is part of an operation that was decided as a whole. Torch's own Python code makes such calls below
-// the dispatcher, and while a tracer decomposes an operation. Intercepted calls count too, since the interceptor calls
-// torch again.
-bool is_decided_elsewhere(const Arguments& arguments) {
-  if (is_below_dispatcher() || host::function_mode_is_on()) return true;
-  if (!host::holds_subclass(arguments.values, arguments.count())) return false;
-  return host::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
-}
-
-bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
-  return region != nullptr && region->device != RuleSet::Device::any && !holds_tensor_on(region->device, arguments);
-}
-
-bool is_left_alone(const Arguments& arguments) {
-  return is_decided_elsewhere(arguments) || place() || is_for_another_device(thread_state.region, arguments);
-}
 
 bool holds_lower_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments, [](PyObject*, Kind kind) { return is_lower(kind); });
-}
-
-Kind first_floating_kind(const Arguments& arguments) {
-  Kind first = Kind::other;
-  is_any_tensor(arguments, [&first](PyObject*, Kind kind) {
-    if (is_floating(kind)) first = kind;
-    return is_floating(kind);
-  });
-  return first;
-}
-
-bool holds_lowered_tensor(const Arguments& arguments) {
-  return is_any_tensor(arguments, [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
-}
-
-bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments) {
-  return find_argument(arguments, conditions.sparse_position, PyTuple_GET_ITEM(conditions.sparse_keyword, 0)) ==
-         Py_True;
 }
 
 // True if the exception that is set is an error for these arguments, which torch itself may raise or not: no interrupt,
@@ -124,29 +84,41 @@ rules::Answer ask(PyObject* condition, const Arguments& arguments) {
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }
 
-Kind lower_state_of(const Call& call) {
-  const Arguments& arguments = call.arguments;
+Kind Facts::lower_state() const {
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    const Kind kind = may_cast(call.rule, arguments, i) ? Kind::other : host::kind_of(arguments.values[i]);
+    const Kind kind = may_cast(rule, arguments, i) ? Kind::other : host::kind_of(arguments.values[i]);
     if (is_lower(kind)) return kind;
   }
   return Kind::other;
 }
 
+// True if this call is part of an operation that was decided as a whole. Torch's own Python code makes such calls below
+// the dispatcher, and while a tracer decomposes an operation. Intercepted calls count too, since the interceptor calls
+// torch again.
+//
 // A user-defined function is decided wherever it is called. A composite looks for interceptors by itself, but not every
 // composite does, so it is decided first.
 bool Facts::is_decided_elsewhere() const {
   if (target.kind == host::CallableKind::user_function) return false;
-  return target.kind == host::CallableKind::composite ? is_below_dispatcher() : engine::is_decided_elsewhere(arguments);
+  if (is_below_dispatcher()) return true;
+  if (target.kind == host::CallableKind::composite) return false;
+  if (host::function_mode_is_on()) return true;
+  if (!host::holds_subclass(arguments.values, arguments.count())) return false;
+  return host::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
 }
 
-std::optional<Reason> Facts::place() const { return engine::place(); }
+std::optional<Reason> Facts::place() const {
+  return may_be_a_place(thread_state) ? reason_against_casts(thread_state) : std::nullopt;
+}
 
 bool Facts::is_of_float32_alone_within_modules() const {
   return is_of_modules(thread_state.region) && is_of_float32_alone(arguments);
 }
 
-bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
+bool Facts::is_for_another_device() const {
+  const RuleSet* region = thread_state.region;
+  return region != nullptr && region->device != RuleSet::Device::any && !holds_tensor_on(region->device, arguments);
+}
 
 bool Facts::first_input_is_a_number() const {
   return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);
@@ -156,7 +128,12 @@ bool Facts::is_common_convolution() const {
   return has_unit_stride(arguments) && has_many_channels_or_short_rows(arguments);
 }
 
-bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
+bool Facts::may_lower_products(Kind to) const {
+  if (!host::may_cast_inside() || host::is_recorded_by_torch()) return false;
+  return !is_any_tensor(arguments, [to](PyObject* value, Kind kind) {
+    return is_floating(kind) && ((kind != Kind::f32 && kind != to) || host::is_off_cpu(value));
+  });
+}
 
 // Kernels take a float32 weight beside a lowered input. The gradient formulas of torch.func transforms and of
 // forward-mode AD do not.
@@ -180,9 +157,7 @@ bool Facts::cast_refused() const { return is_error_of(arguments) && !host::jit_t
 
 bool Facts::is_left_alone() const {
   const HeldError held;
-  return engine::is_left_alone(arguments);
+  return rules::is_left_alone(*this);
 }
-
-bool Facts::updates_lower_state() const { return rules::must_cast(lower_state_of(*this), reading); }
 
 }  // namespace habana_mp::engine

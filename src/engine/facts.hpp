@@ -25,14 +25,7 @@ struct Facts : Call {
   [[nodiscard]] bool is_for_another_device() const;
 
   // The inputs and the operation.
-  [[nodiscard]] std::optional<rules::Present> inputs_with_dimensions() const {
-    return engine::inputs_with_dimensions(*this);
-  }
-  [[nodiscard]] bool holds_one_tensor() const { return engine::holds_one_tensor(arguments, reading); }
   [[nodiscard]] bool holds_sparse_tensor() const { return engine::holds_sparse_tensor(arguments, reading); }
-  [[nodiscard]] bool has_number_beyond(Kind precision) const {
-    return engine::has_number_beyond(precision, rule, arguments);
-  }
   [[nodiscard]] bool first_input_is_a_number() const;
   [[nodiscard]] Answer makes_product() const { return answer_of(rule.conditions.makes_product, Answer::yes); }
   [[nodiscard]] Answer is_fused() const { return answer_of(rule.conditions.is_fused); }
@@ -45,6 +38,8 @@ struct Facts : Call {
   [[nodiscard]] Answer adds_up() const { return answer_of(rule.conditions.adds_up); }
 
   // Costs, and limits of torch.
+  // True if torch's autocast can lower the products inside this call and leave all else as it is without lists. That
+  // requires that all tensors are on the CPU, in float32 or in `to`, and that torch records no operations.
   [[nodiscard]] bool may_lower_products(Kind to) const;
   [[nodiscard]] bool mixes_in_a_transform() const;
 
@@ -53,7 +48,10 @@ struct Facts : Call {
   [[nodiscard]] bool cast_refused() const;
   [[nodiscard]] bool is_left_alone() const;
   // True if an attempt in the precision of the updated state would differ from the call as it is written.
-  [[nodiscard]] bool updates_lower_state() const;
+  [[nodiscard]] bool updates_lower_state() const { return rules::must_cast(lower_state(), reading); }
+  // The lower precision of the state that the call updates besides its first input: statistics of a model whose tensors
+  // are all in a lower precision. Kind::other if the call updates no such state.
+  [[nodiscard]] Kind lower_state() const;
 
  private:
   // Returns `otherwise` if the operation has no such condition.
@@ -63,19 +61,6 @@ struct Facts : Call {
   [[nodiscard]] bool is_common_convolution() const;
 };
 
-// Returns the lower precision of the state that a call updates besides its first input: statistics of a model whose
-// tensors are all in a lower precision. Kind::other if the call updates no such state.
-Kind lower_state_of(const Call& call);
-
-// Some of the above for callers without a reading.
-bool is_decided_elsewhere(const Arguments& arguments);
-bool is_for_another_device(const RuleSet* region, const Arguments& arguments);
-bool is_left_alone(const Arguments& arguments);
 bool holds_lower_tensor(const Arguments& arguments);
-// Returns the kind of the first floating tensor, or Kind::other.
-Kind first_floating_kind(const Arguments& arguments);
-// True if an earlier call that autograd did not track lowered one of the tensors.
-bool holds_lowered_tensor(const Arguments& arguments);
-bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments);
 
 }  // namespace habana_mp::engine

@@ -181,7 +181,8 @@ bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Cast
     return true;
   }
   if (result == Py_None || is_argument(result, facts.arguments)) return true;
-  const bool sums_lowered = plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
+  const auto is_lowered = [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); };
+  const bool sums_lowered = plan.computed_in != plan.to && is_any_tensor(facts.arguments, is_lowered);
   if (!rules::must_cast(plan.to, facts.reading) && !sums_lowered) return true;
   if (!context.made.recorded) return remember_lowered(result);
   const RuleSet* region = thread_state.region;

@@ -139,13 +139,9 @@ std::optional<const RuleSet*> rules_in_module(PyObject* module) {
 namespace {
 
 host::TappedFunction call_tap;
-bool any_module = false;
-std::vector<PyObject*> modules;  // sorted
-// The four reasons for a stub.
 bool lists_wait_for_modules = false;
-bool rules_depend_on_modules = false;
+std::optional<std::vector<PyObject*>> modules;  // sorted; nullopt: any module
 bool is_followed = false;
-bool results_are_converted = false;
 
 // Calls a module while these lists apply.
 PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -183,8 +179,8 @@ PyObject* call_in_rules(PyObject* const* values, std::size_t flagged_count, PyOb
 PyObject* call_followed(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   std::unique_ptr<watch::ModuleCall> call = watch::module_begins(values[0]);
   if (!call) return nullptr;
-  PyObject* result = rules_depend_on_modules ? call_by_rules(values, flagged_count, keywords)
-                                             : call_where_lists_wait(values, flagged_count, keywords);
+  PyObject* result = *known_resolver ? call_by_rules(values, flagged_count, keywords)
+                                     : call_where_lists_wait(values, flagged_count, keywords);
   watch::module_ends(std::move(call));
   return result;
 }
@@ -201,27 +197,7 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
 
 FromC<vectorcallfunc> wanted_stub() {
   if (is_followed) return from_c<call_impl_stub<call_followed>>;
-  return rules_depend_on_modules ? from_c<call_impl_stub<call_in_rules>>
-                                 : from_c<call_impl_stub<call_where_lists_wait>>;
-}
-
-// Sets one of the reasons for a stub. False with a Python exception set if the function cannot be tapped.
-bool begin(bool& reason, PyObject* call_impl, PyObject* answering) {
-  if (!can_follow_modules(call_impl)) return false;
-  if (std::exchange(reason, true)) return true;
-  const Owned held = Owned::borrowed(call_impl);
-  call_tap.stop();
-  call_tap.tap(call_impl, answering, wanted_stub());
-  return true;
-}
-
-void end(bool& reason) noexcept {
-  if (!std::exchange(reason, false)) return;
-  if (is_followed || lists_wait_for_modules || rules_depend_on_modules || results_are_converted) {
-    call_tap.exchange_stub(wanted_stub());
-  } else {
-    call_tap.stop();
-  }
+  return *known_resolver ? from_c<call_impl_stub<call_in_rules>> : from_c<call_impl_stub<call_where_lists_wait>>;
 }
 
 }  // namespace
@@ -229,14 +205,10 @@ void end(bool& reason) noexcept {
 bool begins_to_apply_lists(PyObject* module) noexcept {
   const ThreadState& state = thread_state;
   if (!lists_wait_for_modules || base_of(state.region) != nullptr || state.lists_suspended) return false;
-  return any_module || std::binary_search(modules.begin(), modules.end(), module);
+  return !modules || std::binary_search(modules->begin(), modules->end(), module);
 }
 
-bool may_wait_for_modules(PyObject* call_impl) {
-  return can_follow_modules(call_impl) && rule_set_of_modules() != nullptr;
-}
-
-bool can_follow_modules(PyObject* call_impl) {
+bool can_tap_modules(PyObject* call_impl) {
   if (call_tap.is_tapped() || host::TappedFunction::check(call_impl)) return true;
   PyErr_SetString(PyExc_RuntimeError,
                   "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
@@ -244,49 +216,42 @@ bool can_follow_modules(PyObject* call_impl) {
   return false;
 }
 
-bool follow_modules(PyObject* call_impl, PyObject* answering) { return begin(is_followed, call_impl, answering); }
-
-void stop_following_modules() noexcept { end(is_followed); }
-
-bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver) {
-  if (!can_follow_modules(call_impl)) return false;
-  free_marks_in_modules();
-  ++generation;
-  *known_resolver = Owned::borrowed(resolver);
-  return begin(rules_depend_on_modules, call_impl, answering);
-}
-
-void take_rules_out_of_modules() noexcept {
-  end(rules_depend_on_modules);
-  ++generation;
-  known_resolver->reset();
-}
-
-bool convert_model_results(PyObject* call_impl, PyObject* answering, ResultSettings wanted) {
-  if (!begin(results_are_converted, call_impl, answering)) return false;
-  const ResultSettings former = std::exchange(*settings, std::move(wanted));
+bool tap_modules(PyObject* call_impl) {
+  if (!can_tap_modules(call_impl)) return false;
+  call_tap.stop();
+  call_tap.tap(call_impl, wanted_stub());
   return true;
 }
 
-void stop_converting_model_results() noexcept {
-  end(results_are_converted);
-  const ResultSettings former = std::exchange(*settings, {});
-}
+void untap_modules() noexcept { call_tap.stop(); }
 
 bool lists_wait_for_a_module() noexcept { return lists_wait_for_modules; }
 
-bool wait_for_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
-  if (!may_wait_for_modules(call_impl) || !begin(lists_wait_for_modules, call_impl, answering)) return false;
-  any_module = !among.has_value();
-  modules = std::move(among).value_or(std::vector<PyObject*>());
-  std::sort(modules.begin(), modules.end());
-  return true;
+void wait_for_modules(std::optional<std::vector<PyObject*>> among) noexcept {
+  lists_wait_for_modules = true;
+  modules = std::move(among);
+  if (modules) std::sort(modules->begin(), modules->end());
 }
 
 void stop_waiting_for_modules() noexcept {
-  end(lists_wait_for_modules);
-  any_module = false;
-  modules.clear();
+  lists_wait_for_modules = false;
+  modules.reset();
+}
+
+void follow_modules(bool follows) noexcept {
+  is_followed = follows;
+  call_tap.exchange_stub(wanted_stub());
+}
+
+void put_rules_in_modules(PyObject* resolver) noexcept {
+  if (resolver != nullptr) free_marks_in_modules();
+  ++generation;
+  const Owned former = std::exchange(*known_resolver, Owned::borrowed_or_null(resolver));
+  call_tap.exchange_stub(wanted_stub());
+}
+
+void convert_model_results(ResultSettings wanted) noexcept {
+  const ResultSettings former = std::exchange(*settings, std::move(wanted));
 }
 
 }  // namespace habana_mp::engine

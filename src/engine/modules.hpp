@@ -2,8 +2,7 @@
 // module, results of models, and the watch.
 //
 // torch calls `nn.Module._call_impl` for each call of a module. That function keeps its identity; its vectorcall slot
-// holds a stub. Each call of it is run by `answering`: the function itself, or one with its former code if
-// habana_mp/patches/tools/direct_calls.py has exchanged the code.
+// holds a stub.
 #pragma once
 
 #include <cstdint>
@@ -57,35 +56,30 @@ class ModelCall {
 // Notes that an operation of the running model uses a Parameter in lower precision: the results stay what they are.
 void note_lower_parameters(const Arguments& arguments) noexcept;
 
-// ---- the reasons for a stub ----
+// ---- the tap, and what it is for: each of these may be set while calls are tapped or not ----
 
 // True if calls of this function can be tapped. Otherwise a Python exception that gives the reason is set.
-bool may_wait_for_modules(PyObject* call_impl);
+bool can_tap_modules(PyObject* call_impl);
+// Taps calls of `call_impl`, a Python function whose first argument is a module. False with a Python exception set if
+// that is impossible.
+bool tap_modules(PyObject* call_impl);
+void untap_modules() noexcept;
 
-// Makes convert's lists apply during calls of `call_impl`, a Python function whose first argument is a module: for any
-// module, or only for these (borrowed, compared by their address). False with a Python exception set if the function's
-// slot is not as expected or there are too many rule sets; then nothing has changed.
-bool wait_for_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> modules);
+// Makes convert's lists apply during calls of any module, or only of these (borrowed, compared by their address).
+void wait_for_modules(std::optional<std::vector<PyObject*>> modules) noexcept;
 void stop_waiting_for_modules() noexcept;
 
-// True if the running module can be reported to the watch. Otherwise a Python exception that gives the reason is set.
-bool can_follow_modules(PyObject* call_impl);
-// Starts to report the running module. False with a Python exception set if that is impossible.
-bool follow_modules(PyObject* call_impl, PyObject* answering);
-void stop_following_modules() noexcept;
+// Reports the running module to the watch, or no longer.
+void follow_modules(bool follows) noexcept;
 
-// Makes the rules depend on the running module. `resolver` is called with the objects of the running module and of the
-// modules around it, from the innermost outwards, and the number of the region whose lists the rules change (0:
-// convert's lists, -1: convert's lists where `within` does not apply them). It returns the number of a rule set, or 0
-// if the lists stay as they are. Rules found by an earlier function are forgotten. False with a Python exception set if
-// that is impossible.
-bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver);
-void take_rules_out_of_modules() noexcept;
+// Makes the rules depend on the running module, or for null no longer. `resolver` is called with the objects of the
+// running module and of the modules around it, from the innermost outwards, and the number of the region whose lists
+// the rules change (0: convert's lists, -1: convert's lists where `within` does not apply them). It returns the number
+// of a rule set, or 0 if the lists stay as they are. Rules found by an earlier function are forgotten.
+void put_rules_in_modules(PyObject* resolver) noexcept;
 
-// Makes what leaves a model float32, or no longer. False with a Python exception set if the
-// function's slot is not as expected.
-bool convert_model_results(PyObject* call_impl, PyObject* answering, ResultSettings settings);
-void stop_converting_model_results() noexcept;
+// Makes what leaves a model float32, or no longer.
+void convert_model_results(ResultSettings settings) noexcept;
 
 // True after wait_for_modules.
 bool lists_wait_for_a_module() noexcept;

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
@@ -13,6 +12,7 @@
 namespace habana_mp::engine {
 
 NeverDestroyed<ProductSettings> product_settings;
+Owned (*multiply)(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result) = nullptr;
 
 namespace {
 
@@ -110,8 +110,8 @@ Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kin
     Owned result;
     if (host::grad_is_enabled() && look_at(call.arguments).are_tracked) {
       result = call_tracked(call, arguments);
-    } else if (accelerators.multiply != nullptr && has_weight(form)) {
-      result = accelerators.multiply(form, arguments, to, true);
+    } else if (multiply != nullptr && has_weight(form)) {
+      result = multiply(form, arguments, to, true);
     }
     if (result || PyErr_Occurred() != nullptr) return result;
   } else if (!is_traced && has_weight(form) && is_on_accelerator(arguments)) {
@@ -143,8 +143,8 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   if (operands.are_tracked && host::grad_is_enabled()) {
     Owned result = call_tracked(call, arguments);
     if (result || PyErr_Occurred() != nullptr) return result;
-  } else if (accelerators.multiply != nullptr && has_weight(form)) {
-    Owned result = accelerators.multiply(form, arguments, to, false);
+  } else if (multiply != nullptr && has_weight(form)) {
+    Owned result = multiply(form, arguments, to, false);
     if (result || PyErr_Occurred() != nullptr) return result;
   }
   return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();

@@ -96,7 +96,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
   }
 }
 
-std::optional<rules::Present> inputs_with_dimensions(const Call& call) {
+std::optional<rules::Present> Call::inputs_with_dimensions() const {
   rules::Present rest;
   bool leaves_out = false;
   const auto note = [&](PyObject* value, Kind kind) {
@@ -107,11 +107,11 @@ std::optional<rules::Present> inputs_with_dimensions(const Call& call) {
       rest.note(kind);
     }
   };
-  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
-    if (call.reading.kinds[i] == Kind::sequence) {
-      for_each_in_sequence(call.rule, call.arguments.values[i], 0, note);
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (reading.kinds[i] == Kind::sequence) {
+      for_each_in_sequence(rule, arguments.values[i], 0, note);
     } else {
-      note(call.arguments.values[i], call.reading.kinds[i]);
+      note(arguments.values[i], reading.kinds[i]);
     }
   }
   if (!leaves_out) return std::nullopt;
@@ -119,14 +119,14 @@ std::optional<rules::Present> inputs_with_dimensions(const Call& call) {
 }
 
 void leave_out_numbers(const Call& call, Reading& reading) {
-  if (const auto rest = inputs_with_dimensions(call)) reading.present.leave_only(*rest);
+  if (const auto rest = call.inputs_with_dimensions()) reading.present.leave_only(*rest);
   for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
     const bool is_number = is_floating(reading.kinds[i]) && host::has_no_dimensions(call.arguments.values[i]);
     if (is_number) reading.kinds[i] = Kind::other;
   }
 }
 
-bool holds_one_tensor(const Arguments& arguments, const Reading& reading) {
+bool Call::holds_one_tensor() const {
   Py_ssize_t tensors = 0;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (reading.kinds[i] == Kind::sequence) {
@@ -150,7 +150,7 @@ bool may_cast(const Rule& rule, const Arguments& arguments, Py_ssize_t i) {
   return !holds(rule.castable.kept_keywords, PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional));
 }
 
-bool has_number_beyond(Kind precision, const Rule& rule, const Arguments& arguments) {
+bool Call::has_number_beyond(Kind precision) const {
   const double limit = tensor::largest(precision);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];

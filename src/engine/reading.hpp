@@ -26,12 +26,17 @@ struct Call {
   const Rule& rule;
   const Arguments& arguments;
   const Reading& reading;
+
+  // The floating inputs that have dimensions, or nullopt if every input has some.
+  [[nodiscard]] std::optional<rules::Present> inputs_with_dimensions() const;
+  // True if the inputs hold exactly one tensor, by itself or in a sequence.
+  [[nodiscard]] bool holds_one_tensor() const;
+  // True if there is a number that rule 9 may clamp.
+  [[nodiscard]] bool has_number_beyond(Kind precision) const;
 };
 
 void read(const Rule& rule, const Arguments& arguments, Reading& reading);
 
-// Returns the floating inputs that have dimensions, or nullopt if every input has some.
-std::optional<rules::Present> inputs_with_dimensions(const Call& call);
 // Excludes tensors without dimensions from the casts. `reading` is that of the call.
 void leave_out_numbers(const Call& call, Reading& reading);
 
@@ -57,15 +62,9 @@ bool is_any_tensor(const Arguments& arguments, const Test& test, int depth = 0) 
   return false;
 }
 
-// True if the inputs hold exactly one tensor, by itself or in a sequence.
-bool holds_one_tensor(const Arguments& arguments, const Reading& reading);
-
 bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading);
 
 // True if the rule allows a cast of this argument.
 bool may_cast(const Rule& rule, const Arguments& arguments, Py_ssize_t i);
-
-// True if there is a number that rule 9 may clamp.
-bool has_number_beyond(Kind precision, const Rule& rule, const Arguments& arguments);
 
 }  // namespace habana_mp::engine

@@ -85,11 +85,9 @@ void write_region_dtype(std::uint64_t to) noexcept {
     return;
   }
   setting_region_device = true;
-  const AutocastRegion entering = thread_state.entering;  // these calls are tapped, and the tap changes it
   switch_region_device(to != 0);
   call_with_device(region_device.set_autocast_dtype,
                    PyTuple_GET_ITEM(region_device.dtypes, static_cast<Py_ssize_t>(to)));
-  thread_state.entering = entering;
   setting_region_device = false;
 }
 
@@ -359,6 +357,10 @@ void region_dtype_was_set(PyObject* dtype) noexcept {
     thread_state.region = meaning.set;
     thread_state.lists_suspended = meaning.lists_suspended;
     thread_state.suspended_until_tracking = meaning.until_tracking;
+    CastState& entering = thread_state.entering = current_state();
+    // A region of the user turns casts on. Rules in a module, and suspended lists, leave them as they are.
+    const bool is_users = meaning.set != nullptr && !meaning.set->is_in_modules && !is_of_modules(meaning.set);
+    if (is_users && !meaning.lists_suspended) entering.disabled = entering.by_region = false;
     // torch.autocast has just set the flag according to its own `enabled`.
     switch_region_device(number != 0);
     return;

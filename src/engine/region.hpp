@@ -67,16 +67,6 @@ inline const RuleSet* base_of(const RuleSet* set) noexcept {
 // suspended. Nullopt with a Python exception set if no number is left.
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking = false);
 
-// The part of a thread's state that decides whether casts are made, and by which rules.
-struct CastState {
-  bool disabled = false;
-  bool by_region = false;        // disabled by a region of torch.autocast
-  bool lists_suspended = false;  // the lists are suspended
-  const RuleSet* region = nullptr;
-  bool suspended_until_tracking = false;
-
-  bool operator==(const CastState&) const = default;
-};
 CastState current_state() noexcept;
 // Sets the state and returns the former one. The log gets a line when casts are left or entered again.
 CastState exchange_state(const CastState& state) noexcept;

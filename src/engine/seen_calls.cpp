@@ -70,8 +70,14 @@ PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
 // Records a call of an operation without a rule if its first floating tensor is in a lower precision: its result then
 // is too.
 PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
-  const Kind kind = first_floating_kind(arguments);
-  if (!is_lower(kind) || is_left_alone(arguments)) return call_original(target, arguments);
+  Kind kind = Kind::other;
+  is_any_tensor(arguments, [&kind](PyObject*, Kind of_value) {
+    if (is_floating(of_value)) kind = of_value;
+    return is_floating(of_value);
+  });
+  const Reading reading(arguments.count());
+  const Facts facts{{target, no_rule, arguments, reading}};
+  if (!is_lower(kind) || rules::is_left_alone(facts)) return call_original(target, arguments);
   const bool is_listed = thread_state.lists_suspended && rule_of_lists(target).action != Action::none;
   const Reason reason = is_listed ? Reason::suspended : Reason::unlisted;
   return watched_as_written(target, arguments, {rules::precision_of(kind), reason});
@@ -96,16 +102,13 @@ void convert_timed(const void* source, Kind from, void* target, Kind to, std::in
 
 // ---- the guard ------------------------------------------------------------------------------------------------------
 
-// Numbers beside those of Finite.
-constexpr int not_checked = -1;
-constexpr int enough_checked = -1;
+constexpr int not_checked = -1;  // beside the numbers of Finite
 
 constexpr std::uint64_t first_random = 0x9E3779B97F4A7C15U;
 
 struct Guard {
   Owned found;
   double share = 0;
-  std::uint64_t left = 0;  // calls until `found` hears that so many were checked; 0 if it does not
   std::uint64_t random = first_random;
   std::unordered_map<std::string, float> largest;
 };
@@ -182,9 +185,6 @@ template <typename Make>
   if (!result) return nullptr;
   PyObject* const written = target.kind == host::CallableKind::assignment ? arguments.values[0] : result.get();
   const Finite state = worst_of_result(target, written);
-  if (guard->left != 0 && --guard->left == 0 && !tell(target, arguments, written, enough_checked, before)) {
-    return nullptr;
-  }
   if (state == Finite::numbers && !checks_all()) return result.release();
   return tell(target, arguments, written, static_cast<int>(state), before) ? result.release() : nullptr;
 }
@@ -274,10 +274,9 @@ void watch_calls(bool watched) noexcept {
   choose_answers();
 }
 
-void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept {
+void guard_calls(PyObject* found, double share) noexcept {
   const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
   guard->share = share;
-  guard->left = most;
   guard->random = first_random;  // the same calls are checked in each run of a program
   calls_left = never;
   if (found != nullptr) choose_next();

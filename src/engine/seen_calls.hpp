@@ -20,8 +20,7 @@ void watch_calls(bool watched) noexcept;
 // arguments before the call (-1 if they were not checked) as numbers of watch::Finite. It is called for results that
 // are not finite or cannot be read here, and if all calls are checked for all others too. Its exceptions are those of
 // the call. Null stops the guard.
-// After `most` calls, if it is not 0, `found` is called once with the state -1.
-void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept;
+void guard_calls(PyObject* found, double share) noexcept;
 
 // The largest magnitudes of checked results in float16, by operation.
 std::unordered_map<std::string, float>& largest_checked() noexcept;

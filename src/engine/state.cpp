@@ -114,25 +114,14 @@ CodeOwner owner_of_file(PyObject* code) {
   return known.owner;
 }
 
-struct KnownCode {
-  Owned code;  // held, so that no other code gets its address
-  bool is_exact = false;
-};
-NeverDestroyed<std::array<KnownCode, 256>> known_codes;
-
 // True if the code is one of the exact code objects, or was made from one. A compiler and an exchange of code
 // (habana_mp/patches/tools/exchange.py) make code with the same place.
 bool is_exact_code_object(PyObject* code) {
-  if (!*exact_codes) return false;
-  KnownCode& known = (*known_codes)[reinterpret_cast<std::uintptr_t>(code) / 64 % known_codes->size()];
-  if (known.code.get() != code) {
-    bool is_exact = is_one_of(code, exact_codes->get());
-    for (Py_ssize_t i = 0; !is_exact && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
-      is_exact = host::have_same_place(code, PyTuple_GET_ITEM(exact_codes->get(), i));
-    }
-    known = {Owned::borrowed(code), is_exact};
+  for (Py_ssize_t i = 0; *exact_codes && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
+    PyObject* const exact = PyTuple_GET_ITEM(exact_codes->get(), i);
+    if (exact == code || host::have_same_place(code, exact)) return true;
   }
-  return known.is_exact;
+  return false;
 }
 
 // True if a step of an optimizer is running.
@@ -172,30 +161,8 @@ void flag_was_set(bool disabled) noexcept {
 }
 
 void autocast_region_is_entered() noexcept {
-  ThreadState& state = thread_state;
-  leave_regions_of_former_installations(state);
-  CastState wanted = current_state();
-  switch (state.entering) {
-    case AutocastRegion::casts:
-      if (wanted.by_region) wanted.disabled = wanted.by_region = false;
-      break;
-    case AutocastRegion::no_casts:
-      if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
-      break;
-    case AutocastRegion::as_outside:  // also in a backward, which torch.amp.custom_bwd runs as its forward ran
-      if (wanted.suspended_until_tracking) wanted.lists_suspended = wanted.suspended_until_tracking = false;
-      break;
-    case AutocastRegion::as_forward:
-      wanted = unpack(state.entering_state);
-      break;
-    case AutocastRegion::ours:  // the region dtype has set the lists
-      // A region of the user turns casts on. Rules in a module, and suspended lists, leave them as they are.
-      if (state.region != nullptr && base_of(state.region) == state.region && !is_of_modules(state.region) &&
-          !state.lists_suspended)
-        wanted.disabled = wanted.by_region = false;
-      break;
-  }
-  enter_state(&torch_autocast, wanted);
+  leave_regions_of_former_installations(thread_state);
+  enter_state(&torch_autocast, thread_state.entering);
 }
 
 void autocast_region_is_left() noexcept {
@@ -287,7 +254,6 @@ bool caller_is_exact() {
 
 void set_exact_code(PyObject* files, PyObject* codes) noexcept {
   *known_files = {};
-  *known_codes = {};
   *exact_files = Owned::borrowed_or_null(files);
   *exact_codes = Owned::borrowed_or_null(codes);
 }
@@ -297,7 +263,6 @@ bool pass_on_exactness(PyObject* code, PyObject* made) {
   const Owned made_alone(PyTuple_Pack(1, made));
   Owned all(made_alone ? PySequence_Concat(exact_codes->get(), made_alone.get()) : nullptr);
   if (!all) return false;
-  *known_codes = {};
   *exact_codes = std::move(all);
   return true;
 }
@@ -309,22 +274,35 @@ bool caller_is_custom_fwd() {
   return caller && known_things->custom_fwd && caller.code() == known_things->custom_fwd.get();
 }
 
-AutocastRegion effect_of_disabled_region() {
+CastState state_in_uncounted_region() noexcept {
+  leave_regions_of_former_installations(thread_state);
+  CastState wanted = current_state();
+  // Also in a backward, which torch.amp.custom_bwd runs as its forward ran.
+  if (wanted.suspended_until_tracking) wanted.lists_suspended = wanted.suspended_until_tracking = false;
+  return wanted;
+}
+
+CastState state_in_region(bool enabled) {
+  leave_regions_of_former_installations(thread_state);
+  CastState wanted = current_state();
+  if (enabled) {
+    if (wanted.by_region) wanted.disabled = wanted.by_region = false;
+    return wanted;
+  }
   host::FrameWalk walk;  // starts in autocast.__enter__
   if (walk) walk.outwards();
   const bool is_torchs_own =
       walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());
-  if (!is_torchs_own) return AutocastRegion::no_casts;
-  Owned packed(PyObject_CallNoArgs(known_things->custom_bwd_state.get()));
+  if (!is_torchs_own) {
+    if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
+    return wanted;
+  }
+  const Owned packed(PyObject_CallNoArgs(known_things->custom_bwd_state.get()));
   const bool is_known = packed && packed.get() != Py_None;
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
-  packed.reset();
-  if (PyErr_Occurred() != nullptr) {
-    drop_error_unless_memory_error();
-    return AutocastRegion::as_outside;
-  }
-  if (is_known) thread_state.entering_state = value;
-  return is_known ? AutocastRegion::as_forward : AutocastRegion::as_outside;
+  if (is_known && PyErr_Occurred() == nullptr) return unpack(value);
+  drop_error_unless_memory_error();
+  return state_in_uncounted_region();
 }
 
 }  // namespace habana_mp::engine

@@ -10,17 +10,22 @@
 
 namespace habana_mp::engine {
 
-// The effect of a region of torch.autocast that is being entered.
-enum class AutocastRegion : std::uint8_t { casts, no_casts, as_outside, as_forward, ours };
+// The part of a thread's state that decides whether casts are made, and by which rules.
+struct CastState {
+  bool disabled = false;
+  bool by_region = false;        // disabled by a region of torch.autocast
+  bool lists_suspended = false;  // the lists are suspended
+  const struct RuleSet* region = nullptr;
+  bool suspended_until_tracking = false;
+};
 
 struct ThreadState {
   // A copy of torch's flag for disable_casts, for the log and for when the flag itself cannot be read.
   bool disabled = false;
   // True if a region of torch.autocast(enabled=False) has set the flag.
   bool disabled_by_region = false;
-  // The effect of the region of torch.autocast that is being entered.
-  AutocastRegion entering = AutocastRegion::casts;
-  std::uint64_t entering_state = 0;  // for AutocastRegion::as_forward, packed
+  // The state in which the region of torch.autocast will run that is being entered.
+  CastState entering;
   // True inside functions that decide for themselves (hmp.op_wrap, composites). The lists are suspended there, and
   // rules 2 to 4 apply.
   bool lists_suspended = false;
@@ -78,7 +83,8 @@ void set_flag(bool disabled) noexcept;
 void flag_was_set(bool disabled) noexcept;
 
 // Regions of torch.autocast (rule 10). One with enabled=False disables casts as disable_casts does, and one with
-// enabled=True inside it enables them again. Entering it cannot fail after `prepare_region`.
+// enabled=True inside it enables them again. It runs in the state `entering`. Entering it cannot fail after
+// `prepare_region`.
 void autocast_region_is_entered() noexcept;
 void autocast_region_is_left() noexcept;
 
@@ -162,9 +168,10 @@ const Recognised& recognised() noexcept;
 // True if the caller is torch code that implements another operation in Python. Called for tensors of tracers.
 bool caller_is_inside_of_an_operation();
 
-// Returns the effect of the region of torch.autocast(enabled=False) that is being entered: torch itself, and not the
-// user, may enter it.
-AutocastRegion effect_of_disabled_region();
+// Returns the state in which a region of torch.autocast runs that is entered here.
+CastState state_in_region(bool enabled);
+// The same for a region that does not count for casts.
+CastState state_in_uncounted_region() noexcept;
 
 // True if the calling Python function is the wrapper of torch.amp.custom_fwd.
 bool caller_is_custom_fwd();

@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -99,19 +100,16 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const AutocastSetting given({values, PyVectorcall_NARGS(flagged_count), keywords}, names().enabled);
   const bool enabled = given.value == Py_True;
   const bool is_flag = given.is_of(host::disabled_device);
-  AutocastRegion entering = AutocastRegion::as_outside;
-  if (given.is_of_mark()) {
-    entering = AutocastRegion::ours;
-  } else if (!is_flag && given.counts()) {
+  std::optional<CastState> entering;
+  if (!is_flag && !given.is_of_mark() && given.counts()) {
     // This comes before autocast is enabled: nothing can fail afterwards.
     if (!note_region(given, enabled)) return nullptr;
-    entering = enabled ? AutocastRegion::casts : effect_of_disabled_region();
-    if (PyErr_Occurred() != nullptr) return nullptr;  // interrupted
+    entering = state_in_region(enabled);
   }
   PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
-  if (result == nullptr || given.value == nullptr) return result;
+  if (result == nullptr || given.value == nullptr || given.is_of_mark()) return result;
   if (is_flag) flag_was_set(enabled);
-  thread_state.entering = entering;
+  thread_state.entering = entering ? *entering : state_in_uncounted_region();
   return result;
 }
 
@@ -402,7 +400,7 @@ bool tap_state(PyObject* set_function, bool only_checks) {
   if (only_checks) return true;
   // From here on nothing can fail.
   for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.tap(methods[i].get(), conversions[i].stub);
-  if (!set_attribute.is_tapped()) set_attribute.tap(set_function, set_function, from_c<set_attribute_stub>);
+  if (!set_attribute.is_tapped()) set_attribute.tap(set_function, from_c<set_attribute_stub>);
   return true;
 }
 

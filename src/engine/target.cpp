@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <new>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -20,10 +19,8 @@ std::size_t target_count = 0;
 
 namespace {
 NeverDestroyed<std::unordered_map<PyObject*, Target*>> by_object;
+// Those of Python functions. One without an object has the counts of functions that no longer exist.
 NeverDestroyed<std::vector<Target*>> functions;
-
-// The counts of functions that no longer exist.
-NeverDestroyed<std::vector<Counted>> dropped;
 
 NeverDestroyed<std::deque<Rule>> rules;  // its elements never move; a few dozen are enough for every policy
 
@@ -99,60 +96,42 @@ Target* make_function_target(PyObject* function, PyObject* shown, const std::str
   return target.release();
 }
 
-namespace {
-
-void add_counts(const Target& target, std::vector<Counted>& all) {
-  for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
-    for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
-      const Count& count = target.counts[precision][reason];
-      const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-      if (count.calls != 0) all.push_back({target.operation, target.representation, decision, count});
-    }
-  }
-}
-
-// Keeps the counts of a target that will be dropped.
-void keep_counts(const Target& target) {
-  std::vector<Counted> counted;
-  add_counts(target, counted);
-  for (const Counted& one : counted) {
-    const auto known = std::ranges::find_if(*dropped, [&](const Counted& other) {
-      return other.operation == one.operation && other.decision == one.decision;
-    });
-    if (known == dropped->end()) {
-      dropped->push_back(one);
-    } else {
-      known->count += one.count;
-    }
-  }
-}
-
-}  // namespace
-
 void drop_function_target(Target* target) noexcept {
-  const std::unique_ptr<Target> gone(target);
-  try {
-    keep_counts(*target);
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the report lacks its calls then
-  }
-  std::erase(*functions, target);
   // Released last, since that may run other code.
   const Owned called = std::move(target->called);
   const Owned object = std::move(target->object);
+  const auto kept = std::ranges::find_if(*functions, [=](const Target* other) {
+    return other != target && !other->object && other->operation == target->operation;
+  });
+  if (kept == functions->end()) return;
+  for (std::size_t precision = 0; precision < target->counts.size(); ++precision) {
+    for (std::size_t reason = 0; reason < target->counts[precision].size(); ++reason) {
+      (*kept)->counts[precision][reason] += target->counts[precision][reason];
+    }
+  }
+  std::erase(*functions, target);
+  delete target;
 }
 
 std::vector<Counted> counts() {
   std::vector<Counted> all;
-  for (std::size_t i = 0; i < target_count; ++i) add_counts(*targets[i], all);
-  for (const Target* target : *functions) add_counts(*target, all);
-  all.insert(all.end(), dropped->begin(), dropped->end());
+  const auto add = [&all](const Target& target) {
+    for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
+      for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
+        const Count& count = target.counts[precision][reason];
+        const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
+        if (count.calls != 0) all.push_back({target.operation, target.representation, decision, count});
+      }
+    }
+  };
+  for (std::size_t i = 0; i < target_count; ++i) add(*targets[i]);
+  for (const Target* target : *functions) add(*target);
   return all;
 }
 
 void reset_counts() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
   for (Target* target : *functions) target->counts = {};
-  dropped->clear();
   model_results = {};
   lower_updates = 0;
 }

@@ -120,13 +120,9 @@ bool TappedFunction::check(PyObject* function) {
          reinterpret_cast<PyFunctionObject*>(function)->vectorcall == expected;
 }
 
-bool TappedFunction::is_tapped_by_anybody(PyObject* function) noexcept {
-  return PyFunction_Check(function) && reinterpret_cast<PyFunctionObject*>(function)->vectorcall != slot_of_functions();
-}
-
-void TappedFunction::tap(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept {
+void TappedFunction::tap(PyObject* function, FromC<vectorcallfunc> stub) noexcept {
   *function_ = Owned::borrowed(function);
-  *answering_ = Owned::borrowed(answering);
+  is_tapped_ = true;
   auto* const as_function_object = reinterpret_cast<PyFunctionObject*>(function);
   original_ = as_function_object->vectorcall;
   set_slot(as_function_object, stub.pointer());
@@ -137,9 +133,7 @@ void TappedFunction::exchange_stub(FromC<vectorcallfunc> stub) noexcept {
 }
 
 void TappedFunction::stop() noexcept {
-  if (!is_tapped()) return;
-  set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), original_);
-  function_->reset();
+  if (std::exchange(is_tapped_, false)) set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), original_);
 }
 
 }  // namespace habana_mp::host

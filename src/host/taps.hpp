@@ -83,29 +83,26 @@ class TappedMethod : public TappedPointer<PyCFunction> {
   }
 };
 
-// A Python function, which keeps its identity. In CPython 3.11 most calls from Python code bypass the slot.
-// habana_mp/patches/tools/direct_calls.py sends these calls to it.
+// A Python function, which keeps its identity. In CPython 3.11 a call with arguments that are not unpacked bypasses the
+// slot if it comes from Python code.
 class TappedFunction {
  public:
   // True if the function has CPython's own slot. Sets no exception.
   static bool check(PyObject* function);
-  // True if its slot holds another function than CPython's.
-  static bool is_tapped_by_anybody(PyObject* function) noexcept;
 
-  // `answering` runs each call: the function itself, or another one with the code that the function had.
-  void tap(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept;
+  void tap(PyObject* function, FromC<vectorcallfunc> stub) noexcept;
   void exchange_stub(FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
 
-  [[nodiscard]] bool is_tapped() const { return static_cast<bool>(*function_); }
+  [[nodiscard]] bool is_tapped() const { return is_tapped_; }
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
-    return original_(answering_->get(), values, flagged_count, keywords);
+    return original_(function_->get(), values, flagged_count, keywords);
   }
 
  private:
-  NeverDestroyed<Owned> function_;   // released by `stop` only
-  NeverDestroyed<Owned> answering_;  // kept for calls that are still running
+  NeverDestroyed<Owned> function_;  // kept for calls that are still running
   vectorcallfunc original_ = nullptr;
+  bool is_tapped_ = false;
 };
 
 }  // namespace habana_mp::host

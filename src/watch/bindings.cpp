@@ -18,27 +18,21 @@ namespace habana_mp {
 
 namespace {
 
-// Names come from users: lone surrogates in them are three bytes each.
-py::object text(const std::string& bytes) {
-  auto made = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogatepass"));
-  if (!made) throw py::error_already_set();
-  return made;
+py::object path_or_none(const watch::ModulePath* path) {
+  return path == nullptr ? py::none() : text_of_bytes(path->name);
 }
-
-py::object path_or_none(const watch::ModulePath* path) { return path == nullptr ? py::none() : text(path->name); }
 
 py::dict shown(const watch::Record& record) {
   const watch::Key& key = record.key;
   py::dict row;
-  row["operation"] = text(*key.operation);
+  row["operation"] = text_of_bytes(*key.operation);
   row["precision"] = rules::name(key.decision.precision);
   row["reason"] = rules::row_of(key.decision.reason).word;
   row["phase"] = watch::name(key.phase);
   const watch::Place* const place = key.place;
-  row["file"] = place == nullptr ? py::none() : text(place->file);
+  row["file"] = place == nullptr ? py::none() : text_of_bytes(place->file);
   row["line"] = place == nullptr ? py::object(py::none()) : py::int_(place->line);
-  row["function"] = place == nullptr ? py::none() : text(place->function);
+  row["function"] = place == nullptr ? py::none() : text_of_bytes(place->function);
   row["module"] = path_or_none(key.module);
   row["calls"] = record.calls;
   row["casts"] = record.amounts.casts;
@@ -94,7 +88,7 @@ py::list watched_modules() {
   }
   py::list rows;
   for (const auto& [path, class_name, calls, nanoseconds] : found) {
-    rows.append(py::make_tuple(text(path), text(class_name), calls, nanoseconds));
+    rows.append(py::make_tuple(text_of_bytes(path), text_of_bytes(class_name), calls, nanoseconds));
   }
   return rows;
 }

@@ -28,8 +28,8 @@ _CALLS = Assumption(
 #: The function whose calls the core taps, also if other code puts one of its own around it later.
 CALL_IMPL: Any = torch.nn.Module._call_impl
 
-#: The core takes that function, and the function that handles the calls: the same one.
-TAPPED = CALL_IMPL, CALL_IMPL
+#: Those that need the calls.
+_users: set[str] = set()
 
 #: The code that a module's call runs, or None if that is not a Python function.
 CODE_OF_CALLS: types.CodeType | None = getattr(CALL_IMPL, "__code__", None)
@@ -52,6 +52,20 @@ def _can_tap() -> bool:
     return True
 
 
+def begin(user: str) -> None:
+    """This user needs the calls from now on."""
+    if not _users:
+        _core.tap_modules(CALL_IMPL)
+    _users.add(user)
+
+
+def end(user: str) -> None:
+    """This user needs the calls no longer. Without any user, the function is as before."""
+    _users.discard(user)
+    if not _users:
+        _core.untap_modules()
+
+
 @functools.cache
 def _every_call_reaches_slot() -> bool:
     def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,5 +78,5 @@ def _every_call_reaches_slot() -> bool:
     fresh = types.FunctionType(call.__code__.replace(), globals(), None, None, call.__closure__)
     for _ in range(200):  # until the interpreter has specialized the calls
         expected = call(1, a=2)
-    got, count = _core.count_calls(sample, sample, lambda: [call(1, a=2), fresh(1, a=2)])
+    got, count = _core.count_calls(sample, lambda: [call(1, a=2), fresh(1, a=2)])
     return bool(count == 2 and got == [expected] * 2 == [call(1, a=2), fresh(1, a=2)])

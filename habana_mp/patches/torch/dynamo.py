@@ -22,8 +22,8 @@ _COMPILES = Assumption(
     "compiles again where autocast was switched since, counts its graphs, has handlers of `addcmul_` and `addcdiv_`, "
     "runs each operation of a graph by `get_fake_value`, with its node and the translator of the code, makes the code "
     "after a graph break in `ContinueExecutionCache.lookup`, traces a module's call by `call_function` of "
-    "NNModuleVariable and UnspecializedNNModuleVariable, and has a set `_allowed_callable_ids` of functions whose calls "
-    "it notes; AOTAutograd runs compiled code by "
+    "NNModuleVariable and UnspecializedNNModuleVariable, and has a set `_allowed_callable_ids` of functions whose "
+    "calls it notes; AOTAutograd runs compiled code by "
     "`call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`, and needs no cache",
     check="each is there, with the parameters that ours hand on, and Dynamo's guard fails after autocast was switched",
     otherwise="torch.compile compiles nothing while lists are in force",

@@ -16,11 +16,12 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import UnmetError
+from habana_mp.patches.tools import tapped_calls
 from habana_mp.patches.tools.compiled_functions import constant_in_graph, run_by_python
 from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
-from habana_mp.patches.tools.tapped_calls import TAPPED, require_tap
+from habana_mp.patches.tools.tapped_calls import require_tap
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import can_change
 from habana_mp.policy.kept import ATTRIBUTE, are_there_kept
@@ -43,18 +44,20 @@ class ModuleCalls(Patch):
             return
         modules = settings.options.modules
         self._named = None if modules is None else [weakref.ref(one, self._wait) for one in modules]
+        tapped_calls.begin("within")
         self._wait()
         modules_in_graphs.begin("within")
 
     def _wait(self, _: object = None) -> None:
         """Passes the core the named modules that live: another object may get the address of one that was destroyed."""
         named = self._named
-        _core.wait_for_modules(*TAPPED, None if named is None else [one for ref in named if (one := ref()) is not None])
+        _core.wait_for_modules(None if named is None else [one for ref in named if (one := ref()) is not None])
 
     def uninstall(self) -> None:
         self._named = None
         modules_in_graphs.end("within")
         _core.stop_waiting_for_modules()
+        tapped_calls.end("within")
 
 
 class ModelResults(Patch):
@@ -81,13 +84,15 @@ class ModelResults(Patch):
         def is_lower(value: Any) -> bool:
             return holds_dtype(value, dtype)
 
-        _core.convert_model_results(*TAPPED, dtype, is_lower, convert)
+        tapped_calls.begin("results")
+        _core.convert_model_results(dtype, is_lower, convert)
         modules_in_graphs.converted = dtype
         modules_in_graphs.begin("results")
 
     def uninstall(self) -> None:
         modules_in_graphs.end("results")
         _core.stop_converting_model_results()
+        tapped_calls.end("results")
 
 
 class _Form(NamedTuple):

@@ -14,8 +14,8 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import warn
+from habana_mp.patches.tools import tapped_calls
 from habana_mp.patches.tools.compiled_functions import run_by_python
-from habana_mp.patches.tools.tapped_calls import TAPPED
 from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.dynamo import compile_nothing
 from habana_mp.patches.torch.export import exported_programs
@@ -54,7 +54,8 @@ class RulesInModules:
         self._numbers.clear()
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
-        _core.put_rules_in_modules(*TAPPED, self._resolver)
+        tapped_calls.begin("rules")
+        _core.put_rules_in_modules(self._resolver)
         modules_in_graphs.begin("rules")
         exported_programs.install()
 
@@ -63,7 +64,8 @@ class RulesInModules:
         if self.is_on:
             exported_programs.uninstall()
             modules_in_graphs.end("rules")
-            _core.take_rules_out_of_modules()
+            _core.put_rules_in_modules(None)
+            tapped_calls.end("rules")
             module_paths.forget()
             self.is_on = False  # last: after an error, another call goes on
 

@@ -13,7 +13,8 @@ from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import folder_of_torch, is_passed_over, passed_over
 from habana_mp.ops import observed
-from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS, TAPPED
+from habana_mp.patches.tools import tapped_calls
+from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS
 from habana_mp.patches.torch import begun_backwards, module_paths
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.module_paths import module_name
@@ -33,7 +34,8 @@ def begin(*, lines: bool) -> None:
     """Starts recording each call with its module, and with its line if ``lines`` is true."""
     configure_core()
     begun_backwards.listen(_core.notice_loss)
-    _core.follow_modules(*TAPPED)
+    tapped_calls.begin("report")
+    _core.follow_modules(True)
     _core.watch_calls(True)
     of_one, of_many = _nanoseconds_of_cast(1), _nanoseconds_of_cast(_MANY)
     _core.begin_watch(lines, of_one, max(0.0, of_many - of_one) / (2 * _MANY))
@@ -60,7 +62,8 @@ def stop() -> None:
     _core.stop_watch()
     begun_backwards.stop_listening(_core.notice_loss)
     _core.watch_calls(False)
-    _core.stop_following_modules()
+    _core.follow_modules(False)
+    tapped_calls.end("report")
     module_paths.forget()
 
 

@@ -1,5 +1,5 @@
 #include "accel/products/own_products.hpp"
-#include "engine/accelerators.hpp"
+#include "engine/products.hpp"
 #include "errors.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
@@ -54,7 +54,7 @@ void add_to(py::module_& module) {
 }
 
 [[maybe_unused]] const bool is_plugged_in = [] {
-  engine::accelerators.multiply = &multiply_call;
+  engine::multiply = &multiply_call;
   module_parts().push_back({"products", &add_to});
   return true;
 }();

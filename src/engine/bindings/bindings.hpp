@@ -23,6 +23,8 @@ inline py::object called(PyObject* result) {
   return py::reinterpret_steal<py::object>(result);
 }
 
+inline PyObject* pointer_or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
+
 // (object, the object that the log shows for it, operation, rule of the lists, rule while the lists are suspended)
 using PlannedTarget = std::tuple<py::object, py::object, std::string, engine::Rule, engine::Rule>;
 

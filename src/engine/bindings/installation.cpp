@@ -42,11 +42,6 @@ constexpr std::pair<std::string_view, rules::Action> actions[] = {
 };
 constexpr std::pair<std::string_view, Kind> precisions[] = {
     {"bf16", Kind::bf16}, {"fp16", Kind::f16}, {"fp32", Kind::f32}};
-constexpr std::pair<std::string_view, rules::Reason> reasons[] = {
-    {"no_kernel", rules::Reason::no_kernel},
-    {"parts", rules::Reason::parts},
-    {"float32_result", rules::Reason::float32_result},
-};
 constexpr std::pair<std::string_view, bool rules::Rule::*> traits[] = {
 #define HABANA_MP_NAMED(name) {#name, &rules::Rule::name},
     HABANA_MP_TRAITS(HABANA_MP_NAMED)
@@ -73,20 +68,11 @@ static_assert(std::size(forms) == engine::product_forms);
 
 engine::ProductForm form_named(std::string_view name) { return named(forms, name, "form of a product"); }
 
-// Returns the reason of a rule: `why`, or the reason that follows from the action if `why` is empty.
-rules::Reason reason_of(rules::Action action, const std::string& why) {
-  if (!why.empty()) return named(reasons, why, "reason");
-  switch (action) {
-    case rules::Action::widest:
-      return rules::Reason::widest;
-    case rules::Action::in_place:
-      return rules::Reason::in_place;
-    case rules::Action::first_input:
-    case rules::Action::scalars:
-      return rules::Reason::first_input;
-    default:
-      return rules::Reason::list;
-  }
+rules::Reason reason_named(std::string_view word) {
+  const auto found =
+      std::ranges::find(rules::reasons, word, [](const auto& row) { return std::string_view(row.word); });
+  if (found == rules::reasons.end()) throw std::invalid_argument("unknown reason: " + std::string(word));
+  return static_cast<rules::Reason>(found - rules::reasons.begin());
 }
 
 // Returns a borrowed reference to the one permanent copy of this value. It is never freed, since a running call may
@@ -128,7 +114,7 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
   Rule rule;
   rule.action = named(actions, action, "action");
   if (rule.action == rules::Action::precision) rule.to = named(precisions, precision, "precision");
-  rule.reason = reason_of(rule.action, why);
+  rule.reason = reason_named(why);
   for (const std::string_view word : words) rule.*named(traits, word, "trait") = true;
   if (castable) rule.castable = *castable;
   rule.castable.target_keywords = immortal_or_null(target_keywords);
@@ -202,11 +188,6 @@ void install(const std::vector<PlannedTarget>& plan, const py::object& policy, b
 
 void observe(const std::vector<PlannedTarget>& plan) { or_throw(engine::observe(entries_of(plan))); }
 
-// Decodes a name or a repr. Users write these, so they may contain lone surrogates, encoded as three bytes each.
-py::object text_of_bytes(const std::string& bytes) {
-  return called(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogatepass"));
-}
-
 // Returns a row for each operation that was called and each decision about it: (operation, representation, precision,
 // reason, calls, casts, bytes, casts of weights that are too small to be cached).
 py::list counts() {
@@ -236,7 +217,7 @@ void register_installation(py::module_& module) {
            py::arg("off_cpu_positions"), py::arg("off_cpu_keywords"));
   py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
       .def("__init__", &Constructor<make_rule>::call, is_constructor, py::kw_only(), py::arg("action"),
-           py::arg("precision") = "", py::arg("why") = "", py::arg("traits") = std::vector<std::string_view>(),
+           py::arg("precision") = "", py::arg("why"), py::arg("traits") = std::vector<std::string_view>(),
            py::arg("castable") = std::nullopt, py::arg("target_keywords") = py::tuple(),
            py::arg("sparse_gradient") = std::nullopt, py::arg("conditions") = std::map<std::string, py::object>(),
            py::arg("product_form") = "");

@@ -248,10 +248,7 @@ void register_state(py::module_& module) {
   module.def("exact_rules", &exact_rules);
   module.def("living", &living);
   module.def("put_rules_in_modules",
-             [](const py::object& call_impl, const py::object& answering, const py::object& resolver) {
-               or_throw(engine::put_rules_in_modules(call_impl.ptr(), answering.ptr(), resolver.ptr()));
-             });
-  module.def("take_rules_out_of_modules", &engine::take_rules_out_of_modules);
+             [](const py::object& resolver) { engine::put_rules_in_modules(pointer_or_null(resolver)); });
   py::class_<TracedCall> traced(module, "TracedCall",
                                 "A call of a module while a compiler traces it, until it leaves.");
   traced.def("__init__", &Constructor<make_traced_call>::call, is_constructor, py::arg("module"))

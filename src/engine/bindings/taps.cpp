@@ -30,39 +30,22 @@ PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_
 }
 
 // Returns the result of `during()`, and the number of calls of `function` that reached its slot meanwhile.
-std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::object& answering,
-                                               const py::function& during) {
+std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::function& during) {
   if (counted.is_tapped() || !host::TappedFunction::check(function.ptr())) {
     throw std::runtime_error("the calls of this function cannot be counted");
   }
   calls_of_counted = 0;
-  counted.tap(function.ptr(), answering.ptr(), from_c<counting_stub>);
+  counted.tap(function.ptr(), from_c<counting_stub>);
   auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(during.ptr()));
   counted.stop();
   if (!result) throw py::error_already_set();
   return {std::move(result), calls_of_counted};
 }
 
-// Calls `answering` if the function is not tapped.
-py::object call_by_slot(const py::object& function, const py::object& answering, const py::tuple& arguments,
-                        const py::dict& keywords) {
-  const bool is_tapped = host::TappedFunction::is_tapped_by_anybody(function.ptr());
-  return called(PyObject_Call((is_tapped ? function : answering).ptr(), arguments.ptr(), keywords.ptr()));
-}
-
-void wait_for_modules(const py::object& call_impl, const py::object& answering,
-                      const std::optional<std::vector<py::object>>& modules) {
-  std::optional<std::vector<PyObject*>> among;
-  if (modules.has_value()) {
-    among.emplace();
-    for (const py::object& module : *modules) among->push_back(module.ptr());
-  }
-  or_throw(engine::wait_for_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
-}
-
-std::vector<PyObject*> items_of(const py::tuple& tuple) {
-  PyObject* const* const items = PySequence_Fast_ITEMS(tuple.ptr());
-  return {items, items + tuple.size()};
+// `sequence` is a list or a tuple.
+std::vector<PyObject*> items_of(const py::object& sequence) {
+  PyObject* const* const items = PySequence_Fast_ITEMS(sequence.ptr());
+  return {items, items + PySequence_Fast_GET_SIZE(sequence.ptr())};
 }
 
 void tap_builtins(const py::tuple& builtins, const py::tuple& writers) {
@@ -97,8 +80,6 @@ Py_ssize_t worst_gradient(const py::list& parameters) {
   return -1;
 }
 
-PyObject* pointer_or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
-
 }  // namespace
 
 void register_taps(py::module_& module) {
@@ -116,23 +97,21 @@ void register_taps(py::module_& module) {
     called(PyObject_CallNoArgs(decrement.ptr()));
     return depth.cast<int>() - 1;
   });
-  module.def("check_modules",
-             [](const py::object& call_impl) { or_throw(engine::may_wait_for_modules(call_impl.ptr())); });
-  module.def("wait_for_modules", &wait_for_modules);
+  module.def("check_modules", [](const py::object& call_impl) { or_throw(engine::can_tap_modules(call_impl.ptr())); });
+  module.def("tap_modules", [](const py::object& call_impl) { or_throw(engine::tap_modules(call_impl.ptr())); });
+  module.def("untap_modules", &engine::untap_modules);
+  module.def("wait_for_modules", [](const std::optional<py::list>& modules) {
+    engine::wait_for_modules(modules ? std::optional(items_of(*modules)) : std::nullopt);
+  });
   engine::watch_calls(false);
   module.def("watch_calls", &engine::watch_calls);
-  module.def("follow_modules", [](const py::object& call_impl, const py::object& answering) {
-    or_throw(engine::follow_modules(call_impl.ptr(), answering.ptr()));
-  });
-  module.def("stop_following_modules", &engine::stop_following_modules);
+  module.def("follow_modules", &engine::follow_modules);
   module.def("stop_waiting_for_modules", &engine::stop_waiting_for_modules);
-  module.def("convert_model_results", [](const py::object& call_impl, const py::object& answering,
-                                         const py::object& dtype, const py::object& holds, const py::object& convert) {
-    or_throw(engine::convert_model_results(
-        call_impl.ptr(), answering.ptr(),
-        {host::kind_of_dtype(dtype.ptr()), Owned::borrowed(holds.ptr()), Owned::borrowed(convert.ptr())}));
+  module.def("convert_model_results", [](const py::object& dtype, const py::object& holds, const py::object& convert) {
+    engine::convert_model_results(
+        {host::kind_of_dtype(dtype.ptr()), Owned::borrowed(holds.ptr()), Owned::borrowed(convert.ptr())});
   });
-  module.def("stop_converting_model_results", &engine::stop_converting_model_results);
+  module.def("stop_converting_model_results", [] { engine::convert_model_results({}); });
   module.def("count_model_results", [](std::uint64_t tensors, std::uint64_t bytes) {
     engine::model_results.tensors += tensors;
     engine::model_results.bytes += bytes;
@@ -142,7 +121,6 @@ void register_taps(py::module_& module) {
   module.def("in_model", [] { return engine::thread_state.in_model; });
   module.def("exchange_in_model", [](bool in_model) { return std::exchange(engine::thread_state.in_model, in_model); });
   module.def("count_calls", &count_calls);
-  module.def("call_by_slot", &call_by_slot);
   module.def("set_tracked_cast", [](const py::object& function) {
     tensor::set_tracked_cast(function.is_none() ? nullptr : function.ptr());
   });
@@ -158,9 +136,8 @@ void register_taps(py::module_& module) {
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });
-  module.def("guard_calls", [](const py::object& found, double share, std::uint64_t most) {
-    engine::guard_calls(pointer_or_null(found), share, most);
-  });
+  module.def("guard_calls",
+             [](const py::object& found, double share) { engine::guard_calls(pointer_or_null(found), share); });
   module.def("worst_value", [](const py::object& tensor, bool whole) {
     return static_cast<int>(watch::magnitude_of(tensor.ptr(), whole).state);
   });
