@@ -5,13 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 from torch import distributed as dist
 
 from helpers.pretended.processes import on_the_device, on_two_devices
@@ -135,35 +132,6 @@ def test_devices_have_streams_and_memory_of_their_own() -> None:
 
 
 # ---- torch's own tools -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _emptied() -> Iterator[None]:
-    torch.pretended.empty_kernels(True)
-    try:
-        yield
-    finally:
-        torch.pretended.empty_kernels(False)
-
-
-@on_the_device
-def test_empty_kernels_give_the_same_shapes() -> None:
-    x, layer = torch.ones(4, 16, device=DEVICE), nn.Linear(16, 8).to(DEVICE)
-    calls: list[Callable[[], Tensor]] = [
-        lambda: layer(x),
-        lambda: x @ x.t(),
-        lambda: torch.bmm(x[None], x.t()[None]),
-        lambda: torch.softmax(x, -1),
-        lambda: F.layer_norm(x, (16,)),
-        lambda: torch.relu(x) + x[0],
-        lambda: x * x,
-        lambda: x.bfloat16(),
-    ]
-    for call in calls:
-        full = call()
-        with _emptied():
-            empty = call()
-        assert (empty.shape, empty.dtype, empty.device) == (full.shape, full.dtype, full.device)
 
 
 @on_the_device

@@ -74,13 +74,6 @@ class device:  # noqa: N801
         core.set_device(self._before)
 
 
-class device_of(device):  # noqa: N801
-    """Makes the device of a tensor the current one; does nothing for tensors of other devices."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor.get_device() if tensor.device.type == "pretended" else None)
-
-
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
