@@ -36,7 +36,6 @@ AT_ONCE: dict[str, Way] = {
     "replaced": layers.at_once(layers.replaced),
     "set in the dictionary": layers.at_once(layers.set_in_the_dictionary),
     "data = x": layers.at_once(layers.set_data),
-    "data = x by a method taken before": layers.at_once(layers.set_data_by_a_method_taken_before),
     "data = x, and back": layers.at_once(layers.set_data_and_back),
     "swap_tensors": layers.at_once(layers.swapped),
     "by float64": layers.at_once(layers.by_float64),

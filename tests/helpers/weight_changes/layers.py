@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from helpers.weight_changes.basics import COLUMN, ROW, SET_DATA, SIZE, Way, noise, write
+from helpers.weight_changes.basics import COLUMN, ROW, SIZE, Way, noise, write
 
 
 def replaced(of: nn.Linear, n: int) -> None:
@@ -23,10 +23,6 @@ def set_in_the_dictionary(of: nn.Linear, n: int) -> None:
 
 def set_data(of: nn.Linear, n: int) -> None:
     of.weight.data = noise()
-
-
-def set_data_by_a_method_taken_before(of: nn.Linear, n: int) -> None:
-    SET_DATA(of.weight, noise())
 
 
 def set_data_and_back(of: nn.Linear, n: int) -> None:
