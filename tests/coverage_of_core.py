@@ -113,24 +113,18 @@ def report(counted: dict[str, Counts], paths: list[str], least: float) -> bool:
     """Prints the table; true where enough lines ran."""
     left_out = {file: NEEDS[file] for file in counted if file in NEEDS and NEEDS[file] not in paths}
     can_run = {file: counts for file, counts in counted.items() if counts and file not in left_out}
-    folders: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(can_run):
-        folders[str(Path(file).parent)].append(file)
-    print("| folder, file | lines | run | percent | without a count |\n|---|---:|---:|---:|---|")
+    print("| file | lines | run | percent | without a count |\n|---|---:|---:|---:|---|")
 
-    def row(title: str, files: list[str], *, names_lines: bool) -> float:
-        counts = [count for file in files for count in can_run[file].values()]
-        ran = sum(count > 0 for count in counts)
+    def row(title: str, counts: Counts, without: str = "") -> float:
+        ran = sum(count > 0 for count in counts.values())
         percent = 100 * ran / len(counts)
-        without = ranges(sorted(line for line, count in can_run[files[0]].items() if not count)) if names_lines else ""
         print(f"| {title} | {len(counts)} | {ran} | {percent:.1f} | {without} |")
         return percent
 
-    for folder, files in sorted(folders.items()):
-        row(f"**src/{folder.removeprefix('.')}**", files, names_lines=False)
-        for file in files:
-            row(Path(file).name, [file], names_lines=True)
-    percent = row("**all**", [file for files in folders.values() for file in files], names_lines=False)
+    for file, of_file in sorted(can_run.items()):
+        row(f"src/{file}", of_file, ranges(sorted(line for line, count in of_file.items() if not count)))
+    every = enumerate(count for of_file in can_run.values() for count in of_file.values())
+    percent = row("**all**", dict(every))
     for file, need in sorted(left_out.items()):
         print(f"left out: src/{file} needs {need}, which this processor does not have")
     write_uncovered(can_run, FOLDER / "uncovered.txt")

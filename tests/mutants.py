@@ -1,12 +1,12 @@
 """Changes single conditions and constants of the core, and reports which changes no test notices.
 
-    python tests/mutants.py [rules] [weights] [host] [engine] [--only I/N] [--match TEXT] [--again] [--list]
+    python tests/mutants.py [rules] [weights] [host] [engine] [--only I/N] [--match TEXT] [--list]
 
 Without arguments all four: every mutant of ``src/rules``, against its test in C++; a sample of ``src/weights``,
 ``src/host`` and ``src/engine``, the same one each time, against the tests in ``TESTS``. Each mutant is built in a
 folder of its part in build/mutants and tested there, so parts can be tested at the same time; what is installed is not
 touched. results.json there stores each result. It is valid while the changed file has no other change, even if the
-tests change; ``--again`` ignores it. So a run that was stopped goes on.
+tests change. So a run that was stopped goes on, and without that file each mutant is tested again.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
 status is 1 if one has neither, and if such a line is about a mutant that a test notices or that does not exist.
@@ -177,22 +177,6 @@ def run(command: list[str | Path], seconds: float, *, environment: dict[str, str
     return (lines or output.splitlines()[-1:] or [f"exit status {process.returncode}"])[0][:200]
 
 
-def copy_what_differs(name: str, folder: Path) -> None:
-    """Copies a file or folder of the checkout. A copy with the same content keeps its time, so it is not compiled."""
-    if (ROOT / name).is_file():
-        files = [Path(name)]
-    else:
-        files = [path.relative_to(ROOT) for path in (ROOT / name).rglob("*") if path.is_file()]
-        for path in (folder / name).rglob("*"):
-            if path.is_file() and path.relative_to(folder) not in files:
-                path.unlink()
-    for file in files:
-        content, copy = (ROOT / file).read_bytes(), folder / file
-        if not copy.exists() or copy.read_bytes() != content:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(content)
-
-
 class Rules:
     """A copy of src/rules and of its test, where each mutant is compiled anew: it takes seconds."""
 
@@ -220,9 +204,11 @@ class Core:
 
     def __init__(self, folder: str) -> None:
         self.folder, self.tree, self.build = folder, FOLDER / folder / "tree", FOLDER / folder / "core"
-        copy_what_differs("src", self.tree)
-        shutil.copytree(ROOT / "lists", self.tree / "lists", dirs_exist_ok=True)
-        copy_what_differs("CMakeLists.txt", self.tree)
+        for one in (self.tree, self.build):  # a run that was stopped may have left a mutant in them
+            shutil.rmtree(one, ignore_errors=True)
+        for name in ("src", "lists"):
+            shutil.copytree(ROOT / name, self.tree / name)
+        shutil.copy2(ROOT / "CMakeLists.txt", self.tree)
         own_core.configure(self.build, "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-O1 -DNDEBUG -w", source=self.tree)
         own_core.build(self.build)
         self.site = own_core.make_site(self.build)
@@ -270,9 +256,9 @@ def explanations() -> dict[str, str]:
 class Results:
     """The result of each mutant. It is valid while the changed file is the same."""
 
-    def __init__(self, tree: Path, *, again: bool) -> None:
+    def __init__(self, tree: Path) -> None:
         self.tree, self.path = tree, tree.parent / "results.json"
-        self.known = json.loads(self.path.read_text()) if self.path.exists() and not again else {}
+        self.known = json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def name(self, mutant: Mutant) -> str:
         content = hashlib.sha256((self.tree / mutant.file).read_bytes()).hexdigest()[:16]
@@ -291,7 +277,7 @@ class Results:
 def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) -> int:
     """Tests the mutants of a part; returns how many survived without an explanation, or were noticed despite one."""
     part = Rules() if name == "rules" else Core(name)
-    results = Results(part.tree, again=options.again)
+    results = Results(part.tree)
     first, step = map(int, options.only.split("/"))
     mutants = [one for one in part.mutants[first::step] if options.match in one.key]
     counts: Counter[str] = Counter()
@@ -331,7 +317,6 @@ def main() -> int:
         "--only", default="0/1", metavar="I/N", help="every Nth mutant, from number I on; the first is 0"
     )
     parser.add_argument("--match", default="", metavar="TEXT", help="mutants with this in their file or line")
-    parser.add_argument("--again", action="store_true", help="test again what has a result")
     parser.add_argument("--list", action="store_true", help="show the mutants, test none")
     options = parser.parse_args()
     parts = options.parts or ["rules", *TESTS]

@@ -23,9 +23,6 @@ DEVICES = ("CPU", "CUDA", "XPU")
 PUBLIC = ("torch", "torch.Tensor", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft")
 
 
-# ---- the facts of one release ---------------------------------------------------------------------------------------
-
-
 def facts() -> dict[str, Any]:
     import torch
 
@@ -112,9 +109,6 @@ def assumptions() -> dict[str, str]:
     with contextlib.redirect_stdout(io.StringIO()):
         doctor.show_assumptions()
     return {name: state for name, *_, state in ledger.rows()}
-
-
-# ---- what is different ----------------------------------------------------------------------------------------------
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -7,16 +7,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 namespace pretended {
 namespace {
 
-constexpr size_t kCapacity = size_t{4} << 30;  // of each device
+constexpr size_t kCapacity = size_t{1} << 38;  // addresses of each device, of which none is given out twice
+constexpr size_t kMemory = size_t{4} << 30;    // of each device
 constexpr size_t kUnit = 512;                  // sizes are multiples of it
 
 std::mutex mutex;
@@ -112,35 +113,15 @@ char* reservation() {
 }
 
 struct Pool {
-  std::map<size_t, size_t> gaps{{0, kCapacity}};  // begin and size of what belongs to no block
-  size_t limit = kCapacity;
+  size_t begin = 0;  // of the addresses that no block has had
+  size_t limit = kMemory;
   size_t reserved = 0;
   c10::CachingDeviceAllocator::DeviceStats stats;
 
   std::optional<size_t> carve(size_t size) {
     if (reserved + size > limit) return std::nullopt;
-    for (auto [begin, length] : gaps) {
-      if (length < size) continue;
-      gaps.erase(begin);
-      if (length > size) gaps[begin + size] = length - size;
-      reserved += size;
-      return begin;
-    }
-    return std::nullopt;
-  }
-
-  void give_back(size_t begin, size_t size) {
-    reserved -= size;
-    auto next = gaps.lower_bound(begin);
-    if (next != gaps.end() && next->first == begin + size) {
-      size += next->second;
-      next = gaps.erase(next);
-    }
-    if (next != gaps.begin() && std::prev(next)->first + std::prev(next)->second == begin) {
-      std::prev(next)->second += size;
-    } else {
-      gaps[begin] = size;
-    }
+    reserved += size;
+    return std::exchange(begin, begin + size);
   }
 };
 
@@ -158,12 +139,7 @@ class Allocator final : public c10::DeviceAllocator {
     const std::scoped_lock lock(mutex);
     Block* block = take_freed(stream, size);
     if (block == nullptr) block = make(device, stream, size);
-    auto& stats = pools_[static_cast<size_t>(device)].stats;
-    stats.allocation[0].increase(1);
-    stats.active[0].increase(1);
-    stats.allocated_bytes[0].increase(size);
-    stats.active_bytes[0].increase(size);
-    stats.requested_bytes[0].increase(size);
+    pool(device).stats.allocated_bytes[0].increase(size);
     live_[block->address] = block;
     return {block->address, block, &free_block, as_device(device)};
   }
@@ -172,12 +148,7 @@ class Allocator final : public c10::DeviceAllocator {
   void release(Block* block) {
     const std::scoped_lock lock(mutex);
     std::memset(alias_of(block->address), 0xFF, block->size);
-    auto& stats = pools_[static_cast<size_t>(block->device)].stats;
-    stats.allocation[0].decrease(1);
-    stats.active[0].decrease(1);
-    stats.allocated_bytes[0].decrease(block->size);
-    stats.active_bytes[0].decrease(block->size);
-    stats.requested_bytes[0].decrease(block->size);
+    pool(block->device).stats.allocated_bytes[0].decrease(block->size);
     live_.erase(block->address);
     block->unfinished.clear();
     for (const int stream : block->recorded) block->unfinished.push_back({stream, order().now(stream), 0});
@@ -210,14 +181,8 @@ class Allocator final : public c10::DeviceAllocator {
     const std::scoped_lock lock(mutex);
     return pool(device).stats;
   }
-  void resetAccumulatedStats(c10::DeviceIndex device) override {
-    const std::scoped_lock lock(mutex);
-    for (auto* one : stats_of(device)) (*one)[0].reset_accumulated();
-  }
-  void resetPeakStats(c10::DeviceIndex device) override {
-    const std::scoped_lock lock(mutex);
-    for (auto* one : stats_of(device)) (*one)[0].reset_peak();
-  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     const std::scoped_lock lock(mutex);
     const auto& of = pool(device);
@@ -228,17 +193,11 @@ class Allocator final : public c10::DeviceAllocator {
   }
   void set_limit(int device, size_t bytes) {
     const std::scoped_lock lock(mutex);
-    pool(device).limit = std::min(bytes, kCapacity);
+    pool(device).limit = std::min(bytes, kMemory);
   }
 
  private:
   Pool& pool(int device) { return pools_.at(static_cast<size_t>(device)); }
-
-  std::array<c10::CachingAllocator::StatArray*, 8> stats_of(int device) {
-    auto& of = pool(device).stats;
-    return {&of.allocation,      &of.segment,        &of.active,       &of.inactive_split,
-            &of.allocated_bytes, &of.reserved_bytes, &of.active_bytes, &of.requested_bytes};
-  }
 
   // Returns a freed block of this stream and size. Blocks whose recorded streams may still use them stay.
   Block* take_freed(int stream, size_t size) {
@@ -262,20 +221,16 @@ class Allocator final : public c10::DeviceAllocator {
     auto& of = pool(device);
     auto begin = of.carve(size);
     if (!begin) {
-      ++of.stats.num_alloc_retries;
       for (int i = 0; i < kStreams; ++i) merge_into_host(order(), device * kStreams + i);
       drop_freed(device);
       begin = of.carve(size);
     }
     if (!begin) {
-      ++of.stats.num_ooms;
       TORCH_CHECK_WITH(OutOfMemoryError, false, "pretended out of memory. Tried to allocate ", size, " bytes. ",
                        as_device(device), " has a limit of ", of.limit, " bytes, of which ", of.reserved,
                        " are in use");
     }
-    of.stats.segment[0].increase(1);
     of.stats.reserved_bytes[0].increase(size);
-    ++of.stats.num_device_alloc;
     return new Block{reservation() + static_cast<size_t>(device) * kCapacity + *begin, size, device, stream};
   }
 
@@ -290,11 +245,8 @@ class Allocator final : public c10::DeviceAllocator {
 
   void drop(Block* block) {
     auto& of = pool(block->device);
-    of.stats.segment[0].decrease(1);
     of.stats.reserved_bytes[0].decrease(block->size);
-    ++of.stats.num_device_free;
-    of.give_back(static_cast<size_t>(block->address - reservation()) - static_cast<size_t>(block->device) * kCapacity,
-                 block->size);
+    of.reserved -= block->size;
     constexpr size_t page = 4096;
     const auto alias = reinterpret_cast<uintptr_t>(alias_of(block->address));
     const auto first = (alias + page - 1) / page * page;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from habana_mp import _core, hmp
 from habana_mp.common import ledger
 from helpers.pretended.processes import on_the_device
+from helpers.processes import in_threads
 
 DEVICE = "pretended"
 
@@ -147,27 +147,6 @@ def step_of_torch(weight: nn.Parameter, **options: Any) -> None:
     torch.optim.AdamW([weight], lr=1.0, **options).step()
 
 
-def step_of_ones_own(weight: nn.Parameter) -> None:
-    class Own(torch.optim.Optimizer):
-        def __init__(self) -> None:
-            super().__init__([weight], {})
-
-        def step(self) -> None:  # type: ignore[override]
-            with same_version(weight):
-                weight.add_(torch.ones_like(weight))
-
-    weight.requires_grad_()
-    Own().step()
-
-
-def replay_of_a_step(weight: nn.Parameter) -> None:
-    other, x, graph = torch.randn_like(weight), new_input(), torch.pretended.Graph()
-    with torch.pretended.graph(graph), torch.no_grad():
-        weight.add_(other)
-    assert is_right(x, weight)
-    graph.replay()
-
-
 def write_unseen(weight: Tensor) -> None:
     """Writes as a kernel does that is not torch's own: neither torch nor the package sees it."""
     torch.pretended.host_alias(weight).mul_(2)
@@ -230,8 +209,6 @@ CHANGES: dict[str, Callable[[nn.Parameter], object]] = {
     "new data": lambda weight: setattr(weight, "data", torch.randn_like(weight)),
     "kept version": keep_the_version,
     "a step": step_of_torch,
-    "a step of one's own": step_of_ones_own,
-    "a replayed graph": replay_of_a_step,
     "replayed kernels": replay_of_kernels,
     "another stream": write_on_another_stream,
     "a pointer": write_after_a_pointer,
@@ -379,18 +356,14 @@ def test_threads_with_streams_of_their_own() -> None:
     torch.accelerator.synchronize()
     wrong: list[object] = []
 
-    def serve() -> None:
+    def serve(_: int) -> None:
         try:
             with torch.Stream(DEVICE):
                 wrong.extend(1 for _ in range(20) if not torch.equal(product(x, weight).cpu(), right))
         except RuntimeError as error:
             wrong.append(error)
 
-    threads = [threading.Thread(target=serve) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(serve, 3)
     assert wrong == []
 
 

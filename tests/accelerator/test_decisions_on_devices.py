@@ -3,9 +3,6 @@ what is wrong."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -13,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from habana_mp import hmp
-from helpers.pretended.processes import on_the_device
+from helpers.late import module_of
 from helpers.processes import python
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +29,7 @@ def test_the_table_of_the_device_has_nothing_wrong() -> None:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("device_table", SCRIPT)
-    assert specification.loader is not None
-    module = sys.modules["device_table"] = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 #: What has no result without numbers, or has another kernel there.
@@ -60,31 +52,6 @@ def test_meta_decides_as_the_cpu(script: ModuleType, preset: str | None) -> None
             rows.append((result.dtype, {(row.operation, row.precision, row.reason) for row in report}))
         assert rows[0][0] == rows[1][0], call.name
         assert rows[0][1] <= rows[1][1], call.name  # torch computes some sizes on meta by operations of Python
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    return str(tmp_path)
-
-
-def logged(work: Callable[[], object], path: Path) -> list[str]:
-    hmp.convert(preset="torch-cuda", isVerbose="why", log=str(path))
-    work()
-    hmp.restore()
-    return path.read_text().splitlines()
-
-
-@on_the_device
-def test_the_log_is_the_same(folder: str) -> None:
-    def step(x: Tensor) -> Callable[[], object]:
-        return lambda: (torch.mm(x, x).exp() + x, torch.softmax(x, 0), x.add_(torch.mm(x, x)))
-
-    lines = [logged(step(torch.ones(4, 4, device=one)), Path(folder) / one) for one in ("cpu", "pretended")]
-    assert len(lines[0]) > 4
-    assert lines[0] == lines[1]
-
-
-# ---- what the table calls wrong --------------------------------------------------------------------------------------
 
 
 def test_a_result_that_is_off_is_wrong(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,10 +80,6 @@ def train(model: nn.Module, given: list[Tensor], scaler: Any = None, after: Call
     return [one.item() for one in losses]
 
 
-def rows() -> set[tuple[str, str]]:
-    return {(row.operation, row.precision) for row in hmp.report(show=False)}
-
-
 @on_the_device
 def test_a_training_has_the_bits_of_torch_autocast() -> None:
     expected, found = network(), network()
@@ -119,7 +115,7 @@ def test_float16_with_a_scaler() -> None:
     assert losses[-1] < losses[0]
     assert all(one.dtype == torch.float32 and bool(one.isfinite().all()) for one in model.parameters())
     assert scaler.get_scale() == 65536.0
-    assert ("linear", "fp16") in rows()
+    assert ("linear", "fp16") in {(row.operation, row.precision) for row in hmp.report(show=False)}
 
 
 @on_the_device

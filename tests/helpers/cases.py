@@ -82,6 +82,11 @@ def unary(*names: str) -> None:
         case(name, (M,), torch=getattr(torch, name), tensor=getattr(torch.Tensor, name))
 
 
+def functional(inputs: tuple[Any, ...], *names: str) -> None:
+    for name in names:
+        case(name, inputs, functional=getattr(F, name))
+
+
 def binary(*names: str) -> None:
     for name in names:
         case(name, (M, N), torch=getattr(torch, name), tensor=getattr(torch.Tensor, name))
@@ -115,8 +120,7 @@ if torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::_grouped_mm", 
     )
 case("_addmm_activation", (V, M, N), torch=torch._addmm_activation, tensor=torch.Tensor._addmm_activation)
 case("vdot", (V, W), torch=torch.vdot, tensor=torch.Tensor.vdot)
-case("linear", (M, N, V), functional=F.linear, c=torch._C._nn.linear)
-case("linear", (nn.Linear(4, 3), M), module=lambda m, x: m(x))
+case("linear", (M, N, V), functional=F.linear)
 case("bilinear", (M, N, rand(3, 4, 4), rand(3)), functional=F.bilinear, torch=torch.bilinear)
 case("chain_matmul", (M, N, M), vf=lambda *x: torch._VF.chain_matmul(x), torch=torch.chain_matmul)
 case("multi_dot", ([M, N, M],), linalg=torch.linalg.multi_dot)
@@ -125,20 +129,13 @@ case("linalg_vecdot", (M, N), linalg=torch.linalg.vecdot)
 case("einsum", (M, N), torch=lambda a, b: torch.einsum("ij,jk->ik", a, b))
 case("tensordot", (M, N), torch=lambda a, b: torch.tensordot(a, b, 1))
 case("inner", (M, N), torch=torch.inner, tensor=torch.Tensor.inner)
-case(
-    "scaled_dot_product_attention",
-    (B3, C3, B3),
-    functional=F.scaled_dot_product_attention,
-    c=torch._C._nn.scaled_dot_product_attention,
-)
+functional((B3, C3, B3), "scaled_dot_product_attention")
 
 # convolutions
 for _n, _input in ((1, I1), (2, I2), (3, I3)):
     _weight, _bias = rand(4, 4, *[3] * _n), rand(4)
     for _name in (f"conv{_n}d", f"conv_transpose{_n}d"):
         case(_name, (_input, _weight, _bias), torch=getattr(torch, _name), functional=getattr(F, _name))
-    case(f"conv{_n}d", (getattr(nn, f"Conv{_n}d")(4, 3, 3), _input), module=lambda m, x: m(x))
-    case(f"conv_transpose{_n}d", (getattr(nn, f"ConvTranspose{_n}d")(4, 3, 3), _input), module=lambda m, x: m(x))
 case("conv_transpose2d.input", (I2, rand(4, 4, 3, 3)), torch=torch.conv_transpose2d)
 case("conv_transpose3d.input", (I3, rand(4, 4, 3, 3, 3)), torch=torch.conv_transpose3d)
 _CONVOLUTION = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -206,7 +203,7 @@ unary("sigmoid", "sinh", "tan", "mean", "prod", "sum", "trace")
 case("log1p", (M,), special=torch.special.log1p)
 case("expm1", (M,), special=torch.special.expm1)
 case("erfinv", (M,), special=torch.special.erfinv)
-case("sigmoid", (M,), special=torch.special.expit, functional=F.sigmoid, module=nn.Sigmoid())
+case("sigmoid", (M,), special=torch.special.expit, functional=F.sigmoid)
 case("cumsum", (M,), torch=lambda x: torch.cumsum(x, 0), tensor=lambda x: x.cumsum(dim=0))
 case("cumprod", (M,), torch=lambda x: torch.cumprod(x, 0), tensor=lambda x: x.cumprod(dim=0))
 case("logsumexp", (M,), torch=lambda x: torch.logsumexp(x, 0), special=lambda x: torch.special.logsumexp(x, 0))
@@ -218,42 +215,22 @@ case("cross", (rand(4, 3), rand(4, 3)), torch=torch.cross, tensor=torch.Tensor.c
 case("cosine_similarity", (M, N), torch=torch.cosine_similarity, functional=F.cosine_similarity)
 
 # activations
-case("relu", (M,), functional=F.relu, module=nn.ReLU())
+functional((M,), "relu", "softplus")
 case("relu6", (M,), functional=F.relu6, c=torch._C._nn.relu6)
-case("leaky_relu", (M,), functional=F.leaky_relu, c=torch._C._nn.leaky_relu, module=nn.LeakyReLU())
-case(
-    "gelu", (M,), functional=F.gelu, c=torch._C._nn.gelu, module=nn.GELU(), tanh=lambda x: F.gelu(x, approximate="tanh")
-)
-case("silu", (M,), functional=F.silu, c=torch._C._nn.silu, module=nn.SiLU())
-case("softplus", (M,), functional=F.softplus, c=torch._C._nn.softplus, module=nn.Softplus())
+case("leaky_relu", (M,), functional=F.leaky_relu, c=torch._C._nn.leaky_relu)
+case("gelu", (M,), functional=F.gelu, tanh=lambda x: F.gelu(x, approximate="tanh"))
+case("silu", (M,), functional=F.silu, c=torch._C._nn.silu)
 case("prelu", (I2, rand(4)), torch=torch.prelu, functional=F.prelu, tensor=torch.Tensor.prelu)
-case(
-    "softmax",
-    (M,),
-    torch=lambda x: torch.softmax(x, -1),
-    functional=lambda x: F.softmax(x, -1),
-    tensor=lambda x: x.softmax(dim=-1),
-    special=lambda x: torch.special.softmax(x, -1),
-    module=nn.Softmax(-1),
-)
-case(
-    "log_softmax",
-    (M,),
-    torch=lambda x: torch.log_softmax(x, -1),
-    functional=lambda x: F.log_softmax(x, -1),
-    tensor=lambda x: x.log_softmax(-1),
-    special=lambda x: torch.special.log_softmax(x, -1),
-    module=nn.LogSoftmax(-1),
-)
-case("softmin", (M,), functional=lambda x: F.softmin(x, -1), module=nn.Softmin(-1))
+for _name in ("softmax", "log_softmax"):
+    _owners = {"torch": torch, "functional": F, "tensor": torch.Tensor, "special": torch.special}
+    case(_name, (M, -1), **{form: getattr(owner, _name) for form, owner in _owners.items()})
+case("softmin", (M,), functional=lambda x: F.softmin(x, -1))
 case("normalize", (M,), functional=F.normalize, keyword=lambda x: F.normalize(input=x, dim=0))
 
 # dropout
 case("dropout", (M,), torch=lambda x: torch.dropout(x, 0.5, True), functional=lambda x: F.dropout(x, 0.5))
-case("dropout", (M,), module=nn.Dropout(0.5))
-case("dropout1d", (I1,), functional=lambda x: F.dropout1d(x, 0.5), module=nn.Dropout1d(0.5))
-case("dropout2d", (I2,), functional=lambda x: F.dropout2d(x, 0.5), module=nn.Dropout2d(0.5))
-case("dropout3d", (I3,), functional=lambda x: F.dropout3d(x, 0.5), module=nn.Dropout3d(0.5))
+for _n, _input in ((1, I1), (2, I2), (3, I3)):
+    functional((_input, 0.5), f"dropout{_n}d")
 case("feature_dropout", (I2,), torch=lambda x: torch.feature_dropout(x, 0.5, True))
 
 # norms: a CPU's kernels need float32 weights if the input is in lower precision
@@ -292,38 +269,30 @@ case(
 
 # embeddings
 case("embedding", (LABELS, M), functional=F.embedding, torch=lambda i, w: torch.embedding(w, i))
-case("embedding", (nn.Embedding(5, 4), LABELS), module=lambda m, i: m(i))
 case("embedding_bag", (LABELS, M), functional=lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 2])))
-case("embedding_bag", (nn.EmbeddingBag(5, 4), LABELS[None]), module=lambda m, i: m(i))
 
 # losses
-case("binary_cross_entropy", (M, N), functional=F.binary_cross_entropy, module=nn.BCELoss())
+functional((M, N), "binary_cross_entropy", "huber_loss", "l1_loss", "poisson_nll_loss", "smooth_l1_loss")
+functional((M, N, SIGNS), "cosine_embedding_loss")
+functional((M, LABELS), "cross_entropy", "multi_margin_loss")
+functional((M, SIGNS), "hinge_embedding_loss")
+functional((V, W, SIGNS), "margin_ranking_loss")
+functional((V, SIGNS), "soft_margin_loss")
+functional((M, N, M * 0.5), "triplet_margin_loss")
 case(
     "binary_cross_entropy_with_logits",
     (M, N),
     functional=F.binary_cross_entropy_with_logits,
     torch=lambda x, y: torch.binary_cross_entropy_with_logits(x, y).mean(),
-    module=nn.BCEWithLogitsLoss(),
 )
-case("cosine_embedding_loss", (M, N, SIGNS), functional=F.cosine_embedding_loss, module=nn.CosineEmbeddingLoss())
-case("cross_entropy", (M, LABELS), functional=F.cross_entropy, module=nn.CrossEntropyLoss())
 case("cross_entropy_loss", (M, LABELS), functional=F.cross_entropy, c=torch._C._nn.cross_entropy_loss)
-case("hinge_embedding_loss", (M, SIGNS), functional=F.hinge_embedding_loss, module=nn.HingeEmbeddingLoss())
-case("huber_loss", (M, N), functional=F.huber_loss, module=nn.HuberLoss())
 case("kl_div", (M, N), functional=lambda x, y: F.kl_div(x, y, reduction="sum"), torch=torch.kl_div)
-case("l1_loss", (M, N), functional=F.l1_loss, module=nn.L1Loss())
-case("margin_ranking_loss", (V, W, SIGNS), functional=F.margin_ranking_loss, module=nn.MarginRankingLoss())
-case("mse_loss", (M, N), functional=F.mse_loss, c=torch._C._nn.mse_loss, module=nn.MSELoss())
-case("multi_margin_loss", (M, LABELS), functional=F.multi_margin_loss, module=nn.MultiMarginLoss())
+case("mse_loss", (M, N), functional=F.mse_loss, c=torch._C._nn.mse_loss)
 for _name in ("multilabel_margin_loss", "multilabel_margin_loss_forward"):
     case(_name, (M, torch.tensor([[1, 2, -1, 0]] * 4)), functional=F.multilabel_margin_loss)
-case("nll_loss", (M, LABELS), functional=F.nll_loss, module=nn.NLLLoss(), c=torch._C._nn.nll_loss)
+case("nll_loss", (M, LABELS), functional=F.nll_loss, c=torch._C._nn.nll_loss)
 case("nll_loss2d", (I2, torch.zeros(2, 8, 8, dtype=torch.long)), c=torch._C._nn.nll_loss2d)
 case("nll_loss_nd", (M, LABELS), functional=F.nll_loss, c=torch._C._nn.nll_loss_nd)
-case("poisson_nll_loss", (M, N), functional=F.poisson_nll_loss, module=nn.PoissonNLLLoss())
-case("smooth_l1_loss", (M, N), functional=F.smooth_l1_loss, module=nn.SmoothL1Loss())
-case("soft_margin_loss", (V, SIGNS), functional=F.soft_margin_loss, module=nn.SoftMarginLoss())
-case("triplet_margin_loss", (M, N, M * 0.5), functional=F.triplet_margin_loss, module=nn.TripletMarginLoss())
 case(
     "ctc_loss",
     (rand(6, 2, 5).log(), torch.tensor([[1, 2], [2, 3]]), torch.tensor([6, 6]), torch.tensor([2, 2])),
@@ -332,14 +301,10 @@ case(
 )
 
 # pooling, padding, sampling
-case("avg_pool2d", (I2,), functional=lambda x: F.avg_pool2d(x, 2), module=nn.AvgPool2d(2))
-case("avg_pool3d", (I3,), functional=lambda x: F.avg_pool3d(x, 2), module=nn.AvgPool3d(2))
-case("adaptive_avg_pool3d", (I3,), functional=lambda x: F.adaptive_avg_pool3d(x, 2), module=nn.AdaptiveAvgPool3d(2))
-case("adaptive_max_pool3d", (I3,), functional=lambda x: F.adaptive_max_pool3d(x, 2), module=nn.AdaptiveMaxPool3d(2))
-case("max_pool2d", (I2,), functional=lambda x: F.max_pool2d(x, 2), module=nn.MaxPool2d(2))
+functional((I2, 2), "avg_pool2d", "max_pool2d")
+functional((I3, 2), "avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d", "max_pool3d")
 case("max_pool2d", (I2,), indices=lambda x: F.max_pool2d(x, 2, return_indices=True))
 case("max_pool2d_with_indices", (I2,), functional=lambda x: F.max_pool2d(x, 2, return_indices=True))
-case("max_pool3d", (I3,), functional=lambda x: F.max_pool3d(x, 2), module=nn.MaxPool3d(2))
 _POOLED2, _WHERE2 = F.max_pool2d(I2, 2, return_indices=True)
 _POOLED3, _WHERE3 = F.max_pool3d(I3, 2, return_indices=True)
 case("max_unpool2d", (_POOLED2, _WHERE2), functional=lambda x, i: F.max_unpool2d(x, i, 2))

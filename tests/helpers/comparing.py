@@ -22,17 +22,15 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
-def assert_same(result: Any, expected: Any, *, close: bool = False, nans: bool = False) -> None:
+def assert_same(result: Any, expected: Any, *, close: bool = False) -> None:
     """Asserts equal dtypes, shapes and values. ``close`` is for results of LAPACK that depend on the address of the
-    memory, ``nans`` for results that may both contain NaN."""
+    memory."""
     got, wanted = tensors(result), tensors(expected)
     assert len(got) == len(wanted) > 0
     for one, other in zip(got, wanted, strict=True):
         assert one.dtype is other.dtype
         if close:
             torch.testing.assert_close(one, other)
-        elif nans:
-            assert torch.equal(one.nan_to_num(), other.nan_to_num())
         else:
             assert torch.equal(one, other)
 

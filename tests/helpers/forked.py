@@ -110,9 +110,6 @@ class _Server:
 _servers = {module: _Server(module) for module in ("torch", "torch._dynamo")}
 
 
-# ---- the server's process --------------------------------------------------------------------------------------------
-
-
 def _serve() -> None:
     """Forks for each line of the standard input. Returns in a child that has run, and at the end of the input."""
     importlib.import_module(sys.argv[1])  # it is in each child then

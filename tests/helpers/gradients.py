@@ -22,8 +22,6 @@ def low(value: torch.Tensor) -> torch.Tensor:
     return value.to(BF16) if value.dtype is FP32 else value
 
 
-# ---- every operation that a shipped list names -----------------------------------------------------------------------
-
 #: Inputs that have no gradient in torch either.
 WITHOUT_GRADIENT = {
     "batch_norm": (3, 4),
@@ -62,9 +60,6 @@ def gradients(case: Case, dtype: torch.dtype | None = None) -> list[torch.Tensor
     for one in leaves:
         assert one.grad is None or one.grad.dtype is one.dtype
     return [one.grad for one in leaves]
-
-
-# ---- gradients of gradients ------------------------------------------------------------------------------------------
 
 
 def small_layers(seed: int = 0) -> nn.Sequential:

@@ -210,12 +210,3 @@ def cast_by_hand(op: Any, call: Call) -> Call:
         return tensor.to(FP32 if one_keeps and where in keeps else target)
 
     return call.mapped(cast)
-
-
-def floating_results(result: Any) -> list[torch.Tensor]:
-    """Returns the tensors of a result, however it is nested."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, (list, tuple)):
-        return [tensor for item in result for tensor in floating_results(item)]
-    return []

@@ -67,9 +67,6 @@ def _mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-# ---- no gradient passes ----------------------------------------------------------------------------------------------
-
-
 @_fault("diffusion", "position", "mul")
 def timesteps() -> Step:
     class Model(nn.Module):
@@ -86,9 +83,6 @@ def timesteps() -> Step:
     model, x, noise = Model(), torch.randn(64, 64), torch.randn(64, 64)
     t = torch.randint(0, 1000, (64,))
     return lambda: F.mse_loss(model(x, t), noise)
-
-
-# ---- state -----------------------------------------------------------------------------------------------------------
 
 
 @_fault("vision", "statistic", "add")
@@ -112,9 +106,6 @@ def running_mean_that_stalls() -> Step:
     return lambda: F.cross_entropy(model(x), y)
 
 
-# ---- cancellation ----------------------------------------------------------------------------------------------------
-
-
 @_fault("vision", "cancellation", "sub")
 def variance_by_two_means() -> Step:
     class Model(nn.Module):
@@ -130,9 +121,6 @@ def variance_by_two_means() -> Step:
     model, x = Model(), 30 + torch.randn(64, 12)
     y = torch.randint(0, 4, (64,))
     return lambda: F.cross_entropy(model(x), y)
-
-
-# ---- accumulation ----------------------------------------------------------------------------------------------------
 
 
 @_fault("physics", "accumulation", "add")
@@ -151,9 +139,6 @@ def small_steps_of_an_integrator() -> Step:
     model, x = Model(), 1 + torch.rand(32, 4)
     y = x + 0.02 * torch.randn(32, 4)
     return lambda: 1e4 * F.mse_loss(model(x).float(), y)
-
-
-# ---- steep functions -------------------------------------------------------------------------------------------------
 
 
 @_fault("events", "exponent", "mul")
@@ -189,9 +174,6 @@ def distillation_near_convergence() -> Step:
     with torch.no_grad():
         teacher = model.body(x).bfloat16().float() + 1e-2 * torch.randn(64, 50)
     return lambda: model(x, teacher)
-
-
-# ---- range of float16 ------------------------------------------------------------------------------------------------
 
 
 @_fault("language", "overflow", "exp", dtype=torch.float16)

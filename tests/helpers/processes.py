@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 from collections.abc import Callable
@@ -38,33 +37,14 @@ def python(
     return forked.run([*map(str, words)], cwd=cwd, environment=variables, with_dynamo=with_dynamo)
 
 
-_EACH = """
-import gc, importlib, json, os, sys, traceback
-importlib.import_module(sys.argv[1])
-gc.freeze()
-for broken, script in json.loads(sys.argv[2]):
-    sys.stdout.write("\\0")
-    sys.stdout.flush()
-    if os.fork() == 0:
-        os.environ["HABANA_MP_BREAK"] = broken
-        try:
-            exec(script, {"__name__": "__main__"})
-        except BaseException:
-            sys.stdout.write(traceback.format_exc())
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
-    os.wait()
-"""
-
-
-def printed_by_each(scripts: list[tuple[str, str]], *, imported: str = "torch._dynamo") -> list[str]:
-    """Runs scripts in processes of their own, forked from one that has imported this module: optimizers import Dynamo.
-    Before each script stand the names of the assumptions that are broken in it. Returns what each script prints, or its
-    traceback."""
-    done = run_script(_EACH, imported, json.dumps(scripts))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("\0")[1:]
+def printed_by_each(scripts: list[tuple[str, str]], *, with_dynamo: bool = True) -> list[str]:
+    """Runs scripts in processes of their own, by default with Dynamo imported: optimizers import it. Before each script
+    stand the names of the assumptions that are broken in it. Returns what each script prints, or its traceback."""
+    printed = []
+    for broken, script in scripts:
+        done = python("-c", script, cwd=TESTS, with_dynamo=with_dynamo, HABANA_MP_BREAK=broken)
+        printed.append(done.stdout + (done.stderr if done.returncode else ""))
+    return printed
 
 
 #: The arguments of ``python`` that start ``habana-mp run``.

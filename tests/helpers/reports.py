@@ -15,8 +15,6 @@ Data = dict[str, Any]
 
 _CONFIGURATION = {"opt_level": "O1", "lower": "bf16", "preset": "hmp-default", "within": None}
 
-# ---- of few rows -----------------------------------------------------------------------------------------------------
-
 
 def row(operation: str, precision: str = "bf16", **more: Any) -> Data:
     """Returns a row with the given values, which may be wrong ones."""
@@ -45,8 +43,6 @@ def network(layers: int = 2, *, steps: int = 10, softmax: str = "fp32", line: in
     rows.append(row("cross_entropy", "fp32", rule="hmp_default_fp32.txt:7", calls=steps, seconds=0.001 * steps))
     return rows
 
-
-# ---- of many ---------------------------------------------------------------------------------------------------------
 
 _SCRIPT, _MODELING = "/home/user/project/train.py", "/home/user/project/modeling.py"
 _CALLS = 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from habana_mp import _core
 from habana_mp.common import ledger
 from helpers.processes import printed_by_each, run_script
-from helpers.sources import lines_with
 
 #: Those of the core, and what else goes where they are broken, since it stands on them.
 CORE: dict[str, set[str]] = {
@@ -175,17 +173,3 @@ print([row[0] for row in _core.assumptions() if row[4] == "does not hold"])
 def test_everything_is_found_in_every_mode(first: str, mode: str) -> None:
     done = run_script(BEGINS.format(first=first, mode=mode))
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-
-
-#: What shows in C++ that a file knows something private: mangled names, what CPython's objects consist of, private
-#: names of torch in strings, libraries that are searched, the system's files.
-PRIVATE = re.compile(
-    r'"_Z|host::api\b|\b_ZN?K?[\dS]|"/proc|"torch\._|"_(parse_|worker|cdata|current_level)'
-    r"|\b(dlsym|dlopen|m_ml|d_method|d_getset|d_wrapped|d_base|tp_as_mapping|tp_vectorcall_offset|tp_dict|tp_mro)\b"
-    r"|\b(func_dict|func_version|co_filename|tb_lasti|process_vm_readv)\b|->vectorcall\b"
-)
-
-
-def test_private_names_in_the_core_stand_in_the_host_only() -> None:
-    found = {path: lines for path, lines in lines_with(PRIVATE).items() if not path.startswith("host/")}
-    assert not found, "move what needs these into src/host, with an entry in the ledger"

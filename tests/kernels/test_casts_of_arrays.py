@@ -39,9 +39,6 @@ def denormals_flushed() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
-
-
 @every_path
 @every_cast
 def test_every_hard_value_becomes_what_torch_makes_of_it(path: str, source: str, target: str) -> None:
@@ -99,9 +96,6 @@ def test_any_bits_become_what_torch_makes_of_them(path: str, cast: tuple[str, st
 def test_a_cast_to_the_same_type_copies_every_bit(path: str, dtype: str) -> None:
     bits = np.random.default_rng(2).integers(0, 1 << 32, 100_003, np.uint32).astype(BITS[dtype])
     assert np.array_equal(our_bits(bits, dtype, dtype, path, threads=2), bits)
-
-
-# --- memory and threads -----------------------------------------------------------------------------------------------
 
 
 @every_path

@@ -15,9 +15,6 @@ from helpers.processes import run_script
 pytestmark = pytest.mark.processor
 
 
-# --- the NumPy face ---------------------------------------------------------------------------------------------------
-
-
 def test_path_is_one_of_those_the_processor_can_run() -> None:
     assert kernels.path() in PATHS
     assert PATHS[0] == "scalar"
@@ -66,8 +63,6 @@ def test_every_shape_is_kept(shape: tuple[int, ...], source: str, target: str) -
     assert FACES[target](array, out=out) is out
     assert (out.astype(np.float32) == 1).all()
 
-
-# --- errors -----------------------------------------------------------------------------------------------------------
 
 F32 = np.ones((2, 3), np.float32)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,10 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from habana_mp import _core, ops
+from habana_mp import _core, hmp, ops
 from helpers.accelerators import needs_accelerator
-from helpers.each import each
 from helpers.lists import Converter
+from helpers.processes import in_threads
 from helpers.weights import all_bfloat16_tensors
 
 pytestmark = [pytest.mark.processor, needs_accelerator("buffers")]
@@ -46,31 +45,9 @@ def test_results_stay_right_when_memory_is_used_again(converted: Converter, mode
     assert _core.buffer_count() == 1
 
 
-@each(
-    "lay",
-    [
-        lambda x: x,
-        lambda x: x.t().contiguous().t(),
-        lambda x: x[::2],
-        lambda x: x[:, ::2].repeat(1, 2),
-        lambda x: x[:1].expand(4, 32),
-        lambda x: x.unflatten(1, (2, 16)).transpose(0, 1).flatten(1).reshape(-1, 32),
-    ],
-)
-def test_every_layout_is_read_right(converted: Converter, lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    batches = [lay(batch(i, 4, 32)) for i in range(6)]
-    expected = [by_hand(x) for x in batches]
-    converted(bf16=["matmul"])
-    with torch.no_grad():
-        for x, wanted in zip(batches, expected, strict=True):
-            assert torch.equal(x @ W, wanted)
-
-
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.booleans()), min_size=5, max_size=30))
 def test_any_order_of_shapes_and_layouts(shapes: list[tuple[int, int, bool]]) -> None:
-    from habana_mp import hmp
-
     images = [
         (batch(i, n, c, 5, 5).to(memory_format=torch.channels_last) if last else batch(i, n, c, 5, 5), i)
         for i, (n, c, last) in enumerate(shapes)
@@ -124,17 +101,11 @@ def test_threads_do_not_share_memory_that_is_in_use(converted: Converter) -> Non
                 if not torch.equal(batches[index] @ weight, expected[index]):
                     wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert wrong == []
 
 
 def test_a_few_are_kept_and_go_with_the_configuration(converted: Converter) -> None:
-    from habana_mp import hmp
-
     converted(bf16=["matmul"])
     with torch.no_grad():
         for _ in range(3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from habana_mp import _core, hmp
+from helpers.processes import in_threads
 
 X = torch.ones(2, 2)
 
@@ -92,12 +92,7 @@ def test_threads_that_ran_a_module_leave_nothing() -> None:
     hmp.convert(report="lines")
     model = nn.Linear(2, 2)
 
-    def work(_: int) -> None:
-        thread = threading.Thread(target=lambda: model(X))
-        thread.start()
-        thread.join()
-
-    assert grown(work, 500, 50) < 200
+    assert grown(lambda _: in_threads(lambda _: model(X), 1), 500, 50) < 200
 
 
 def test_dropped_functions_of_op_wrap_leave_their_counts_alone() -> None:

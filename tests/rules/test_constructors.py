@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,27 +55,7 @@ class OldStyle(nn.Module):
         this.weight = nn.Parameter(torch.mm(M, N)[:size])
 
 
-def remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """A decorator as transformers and Lightning put around ``__init__``; it computes afterwards too."""
-
-    @functools.wraps(init)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        self.added = nn.Parameter(torch.mm(M, N))
-
-    return wrapper
-
-
-class Decorated(nn.Module):
-    """Its ``__init__`` is a wrapper around the one written here."""
-
-    @remembering
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.mm(M, N))
-
-
-@each("kind", [Nested, OldStyle, Decorated])
+@each("kind", [Nested, OldStyle])
 def test_nothing_is_cast_while_a_module_is_constructed(converted: Converter, kind: type[nn.Module]) -> None:
     converted(bf16=["mm", "linear"])
     with warnings.catch_warnings():

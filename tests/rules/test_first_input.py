@@ -113,11 +113,3 @@ def test_the_mask_of_attentions_own_operator_is_not_lowered(
     expected = _ATTENTION(*_heads(x, y.to(kinds[0]), y.to(kinds[0])), attn_mask=taken[None, None])
     converted()
     assert_same(_ATTENTION(*_heads(x, y, y), attn_mask=mask[None, None]), expected)
-
-
-def test_batch_norm_of_a_float32_input_takes_lower_weights_along(converted: Converter) -> None:
-    x = torch.randn(2, 4, 5)
-    expected = F.batch_norm(x, torch.zeros(4), torch.ones(4), N[0].bfloat16().float(), N[1].bfloat16().float())
-    converted()
-    result = F.batch_norm(x, torch.zeros(4), torch.ones(4), N[0].bfloat16(), N[1].bfloat16())
-    assert_same(result, expected)

@@ -75,15 +75,6 @@ def test_an_in_place_operation_keeps_dtype_identity_and_storage(
             assert result.dtype is kinds[0], name
 
 
-def test_a_gradient_flows_through_an_assignment_of_another_precision(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    w = N.clone().requires_grad_()
-    x = torch.zeros(4, 4)
-    x[INDEX] = torch.mm(M, w)
-    x.sum().backward()
-    assert w.grad.dtype is FP32
-
-
 def test_an_integer_target_is_left_to_torch(converted: Converter) -> None:
     converted(bf16=["iadd", "mul"])
     x = torch.arange(4)

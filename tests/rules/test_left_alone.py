@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,31 +10,10 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.comparing import assert_same
-from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import INDEX, SQUARE, M, N
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
-LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
-
-
-@each("dtype", [FP64, torch.complex64, torch.int64, torch.int8, torch.bool])
-def test_other_dtypes_are_never_cast(converted: Converter, dtype: torch.dtype) -> None:
-    x = (M * 3).to(dtype)
-    calls: list[Callable[[], Any]] = [
-        lambda: torch.mul(x, x),
-        lambda: x + x if dtype is not torch.bool else x | x,
-        lambda: torch.sum(x),
-        lambda: torch.cat([x, x]),
-        lambda: torch.t(x),
-    ]
-    if dtype not in (torch.int64, torch.int8, torch.bool):
-        calls += [lambda: torch.mm(x, x), lambda: torch.exp(x), lambda: x @ x, lambda: F.linear(x, x)]
-    expected = [call() for call in calls]
-    for listed in ({"bf16": LOWER}, {"fp32": LOWER}):
-        converted(**listed)
-        assert_same([call() for call in calls], expected)
-        hmp.restore()
 
 
 def test_one_float64_among_the_inputs_leaves_the_call_to_torch(converted: Converter) -> None:
@@ -65,13 +43,6 @@ def test_a_complex_number_among_the_inputs_leaves_the_call_alone(converted: Conv
             expected = result()
         assert torch.equal(result(), expected)
     assert torch.add(phase, phase).dtype is BF16
-
-
-def test_quantized_tensors_are_never_cast(converted: Converter) -> None:
-    x = torch.quantize_per_tensor(M, 0.1, 0, torch.quint8)
-    converted(bf16=["relu", "cat", "t"])
-    assert torch.relu(x).dtype is torch.quint8
-    assert x.t().dtype is torch.quint8
 
 
 def test_indices_and_masks_beside_a_cast_input_stay_what_they_are(converted: Converter) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from habana_mp import hmp
+from helpers.comparing import tensors
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.operation_database import (
@@ -18,7 +19,6 @@ from helpers.operation_database import (
     cast_by_hand,
     entries,
     entries_of_several_inputs,
-    floating_results,
     mixtures,
     name_of,
     operation_of,
@@ -26,7 +26,7 @@ from helpers.operation_database import (
 
 
 def assert_same(result: Any, expected: Any) -> None:
-    mine, theirs = floating_results(result), floating_results(expected)
+    mine, theirs = tensors(result), tensors(expected)
     assert [one.dtype for one in mine] == [one.dtype for one in theirs]
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, check_stride=False)
@@ -144,8 +144,6 @@ def test_in_place_operations_cast_the_others_to_their_target(converted: Converte
     assert wrong == {}
 
 
-# ---- float32 inputs under the default lists --------------------------------------------------------------------------
-
 #: Results that say nothing about precision, and why.
 NOT_COMPARED = {
     **dict.fromkeys(
@@ -164,7 +162,7 @@ def results_and_gradients(call: Call, function: Any) -> tuple[list[torch.Tensor]
         leaves.append(tensor.detach().clone().requires_grad_())
         return leaves[-1]
 
-    results = [one for one in floating_results(call.mapped(leaf).run(function)) if one.is_floating_point()]
+    results = [one for one in tensors(call.mapped(leaf).run(function)) if one.is_floating_point()]
     recorded = [one for one in results if one.requires_grad and one.layout is torch.strided]
     if recorded:
         with hmp.disable_casts():
@@ -175,7 +173,7 @@ def results_and_gradients(call: Call, function: Any) -> tuple[list[torch.Tensor]
 
 
 def without_gradients(call: Call, function: Any) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    results = [one for one in floating_results(call.copied().run(function)) if one.is_floating_point()]
+    results = [one for one in tensors(call.copied().run(function)) if one.is_floating_point()]
     return results, []
 
 

@@ -17,17 +17,6 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 LEFT, RIGHT = torch.randn(3, 4), torch.randn(5, 4)
 
 
-@pytest.fixture
-def row_of_the_page() -> Iterator[Operation]:
-    """The row that the documentation shows, declared beside all others."""
-    (code,) = re.findall(r"^```python\n(Operation\(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    (row,) = eval(code, dict(vars(operation)))
-    ops.answer_from([*ops.ROWS, row])
-    yield row
-    hmp.restore()
-    ops.answer_from(ops.ROWS)
-
-
 def test_without_its_row_the_operation_of_the_page_is_left_alone(converted: Callable[..., None]) -> None:
     with pytest.raises(ListError, match="unknown operation `euclidean_dist`"):
         converted(bf16=["euclidean_dist"])
@@ -36,36 +25,40 @@ def test_without_its_row_the_operation_of_the_page_is_left_alone(converted: Call
         torch._euclidean_dist(LEFT.bfloat16(), RIGHT)
 
 
-def test_with_its_row_the_operation_of_the_page_is_cast_by_a_list_that_names_it(
-    row_of_the_page: Operation, converted: Callable[..., None]
+@pytest.fixture
+def own_rows() -> Iterator[None]:
+    yield
+    hmp.restore()
+    ops.answer_from(ops.ROWS)
+
+
+@pytest.mark.usefixtures("own_rows")
+def test_with_its_row_the_operation_of_the_page_is_cast_by_a_list_and_takes_mixed_inputs(
+    converted: Callable[..., None],
 ) -> None:
+    (code,) = re.findall(r"^```python\n(Operation\(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (row,) = eval(code, dict(vars(operation)))
     by_hand = torch._euclidean_dist(LEFT.bfloat16(), RIGHT.bfloat16())
-    converted(bf16=[row_of_the_page.spellings])
+    mixed = torch._euclidean_dist(LEFT.bfloat16().float(), RIGHT)
+    ops.answer_from([*ops.ROWS, row])
+    converted(bf16=[row.spellings])
     result = torch._euclidean_dist(LEFT, RIGHT)
     assert result.dtype is torch.bfloat16
     assert torch.equal(result, by_hand)
-
-
-def test_with_its_row_the_operation_of_the_page_takes_mixed_inputs_where_no_list_names_it(
-    row_of_the_page: Operation, converted: Callable[..., None]
-) -> None:
-    by_hand = torch._euclidean_dist(LEFT.bfloat16().float(), RIGHT)
     converted(bf16=["mm"])
-    assert torch.equal(torch._euclidean_dist(LEFT.bfloat16(), RIGHT), by_hand)
+    assert torch.equal(torch._euclidean_dist(LEFT.bfloat16(), RIGHT), mixed)
+
+
+@pytest.mark.usefixtures("own_rows")
+def test_two_rows_for_one_operation_are_an_error() -> None:
+    with pytest.raises(ValueError, match="two rows for `mm`"):
+        ops.answer_from([*ops.ROWS, Operation("mm")])
 
 
 def test_the_rows_declared_by_the_package_are_those_that_answer() -> None:
     names = [name for row in ops.ROWS for name in row.names.split()]
     assert list(ops.rows()) == names
     assert ops.row_of("conv2d").product_form == "convolution"
-
-
-def test_two_rows_for_one_operation_are_an_error() -> None:
-    try:
-        with pytest.raises(ValueError, match="two rows for `mm`"):
-            ops.answer_from([*ops.ROWS, Operation("mm")])
-    finally:
-        ops.answer_from(ops.ROWS)
 
 
 def test_what_a_row_says_goes_together() -> None:

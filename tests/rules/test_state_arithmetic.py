@@ -273,18 +273,16 @@ def test_a_conversion_that_is_stored_is_as_it_was_made(kind: str, convert: str, 
 def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_float32(kind: str) -> None:
     module = module_with(kind)
 
-    class Follows(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            activation = x @ x.t()
-            assert activation.dtype is BF16
-            changed(module, kind, module.state.detach().to(activation.dtype))
-            return activation
+    def follow(x: torch.Tensor) -> None:
+        activation = x @ x.t()
+        assert activation.dtype is BF16
+        changed(module, kind, module.state.detach().to(activation.dtype))
 
     expected = module.state.detach().clone()
     hmp.convert(preset="recommended")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Follows()(torch.ones(3, 8))
+        Calls(follow)(torch.ones(3, 8))
     assert module.state.dtype is FP32
     assert torch.equal(module.state.detach(), expected)  # 0.7 is no number of bfloat16
 
@@ -293,15 +291,10 @@ def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_fl
 def test_another_tensor_that_a_call_of_a_module_converts_is_warned_about(kind: str) -> None:
     module = module_with(kind)
 
-    class Follows(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            changed(module, kind, torch.full((3, 3), 0.3).to((x @ x.t()).dtype))
-            return x
-
     hmp.convert()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Follows()(torch.ones(3, 8))
+        Calls(lambda x: changed(module, kind, torch.full((3, 3), 0.3).to((x @ x.t()).dtype)))(torch.ones(3, 8))
     assert module.state.dtype is FP32
     assert torch.equal(module.state.detach(), torch.full((3, 3), 0.3).bfloat16().float())
     assert [one.filename for one in caught if issubclass(one.category, HmpWarning)] == [__file__]
@@ -320,29 +313,17 @@ def test_activations_that_a_module_keeps_stay_as_they_are() -> None:
     assert {module.seen.dtype, module.part.dtype, module.cache.dtype} == {BF16}
 
 
-def test_a_model_that_is_converted_as_a_whole_within_a_call_is_as_it_was_made() -> None:
+def test_a_whole_model_is_converted_as_its_user_wants_also_within_a_call() -> None:
     inner = nn.Linear(3, 3)
-
-    class Converts(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            inner.to(torch.bfloat16)
-            return inner(x.bfloat16())
-
-    hmp.convert()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Converts()(torch.ones(3, 3))
-    assert inner.weight.dtype is BF16
-
-
-def test_a_whole_model_is_converted_as_its_user_wants() -> None:
     hmp.convert()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).bfloat16()
         other = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).half()
+        Calls(lambda x: inner.to(torch.bfloat16)(x.bfloat16()))(torch.ones(3, 3))
     assert {one.dtype for one in (*model.parameters(), *model.buffers())} == {BF16, torch.int64}
     assert {one.dtype for one in other.parameters()} == {torch.float16}
+    assert inner.weight.dtype is BF16
 
 
 #: Operators that torch calls pointwise and that compute no floating values of floating ones, or no forward.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from habana_mp import HmpWarning, hmp
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import BF16, FP32, M, N
-from helpers.processes import run_script
+from helpers.processes import in_threads, run_script
 
 SQUARE = torch.linspace(-1, 1, 16).reshape(4, 4)
 
@@ -146,31 +145,15 @@ def test_state_made_of_a_recorded_result_stays_float32(kind: str) -> None:
         assert weight.grad.dtype is FP32
 
 
-@pytest.mark.parametrize("kind", STATE)
-def test_state_that_somebody_makes_lower_is_as_he_made_it(kind: str) -> None:
-    hmp.convert()
-    made: list[torch.Tensor] = []
-    values = nn.Linear(4, 4).weight.data.bfloat16()
-    with hmp.disable_casts():
-        assert warned(lambda: made.append(made_state(kind, values))) == []
-    assert made[0].dtype is BF16
-
-
 def test_state_made_of_a_lowered_result_stays_float32_whatever_other_threads_call() -> None:
     hmp.convert()
     value = product()
     kept: list[torch.Tensor] = []
-    threads = [threading.Thread(target=lambda: kept.extend(product() for _ in range(200))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: kept.extend(product() for _ in range(200)))
     made: list[torch.Tensor] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HmpWarning)
-        inside = threading.Thread(target=lambda: made.append(nn.Parameter(value)))
-        inside.start()
-        inside.join()
+        in_threads(lambda _: made.append(nn.Parameter(value)), 1)
         made += [nn.Parameter(one) for one in kept[::50]]
     assert [one.dtype for one in made] == [FP32] * 17
 

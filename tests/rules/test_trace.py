@@ -46,7 +46,3 @@ def test_all_traces_each_operation_with_the_line_that_took_the_step() -> None:
         lines = (ROOT / path).read_text("utf-8").splitlines()
         step = "trace" if text.startswith(("the rule", "cast")) else "(Way::with_casts)" if "with casts" in text else ""
         assert step in "".join(lines[line - 2 : line + 1]), (path, line)
-
-
-def test_other_operations_print_nothing() -> None:
-    assert steps("softmax") == []

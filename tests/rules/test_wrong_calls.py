@@ -25,6 +25,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "a dimension": lambda: torch.softmax(M, 7),
     "an assignment": lambda: M.clone().__setitem__(0, torch.ones(7, dtype=BF16)),
     "a linear": lambda: F.linear(M, torch.ones(3, 3)),
+    "a number beyond float32": lambda: M.bfloat16().masked_fill(M > 0.5, 1e300),
 }
 
 

@@ -4,9 +4,6 @@
 // Each block that is asked for aligned, as torch's allocator does, ends where a page ends, in pages of its own; the
 // ones before and behind must not be touched. What alignment leaves between the block and a page is looked at when the
 // block is freed. A fresh block holds NaNs.
-//
-// With GUARD_PAGES_FREED=1 the pages of a freed block stay where they are and may not be touched, until many more
-// blocks were freed: who reads or writes memory that was freed ends with SIGSEGV, whatever was allocated meanwhile.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -58,25 +55,6 @@ struct Unguarded {
   bool operator==(const Unguarded&) const { return true; }
 };
 
-// Freed blocks whose pages nothing else may get yet, the oldest one first in line. Under the mutex.
-constexpr std::size_t most_freed = 4096;
-constexpr std::size_t most_freed_bytes = std::size_t{2} << 30;
-struct Freed {
-  void* pages;
-  std::size_t length;
-};
-Freed freed[most_freed];
-std::size_t next_freed = 0;
-std::size_t freed_bytes = 0;
-
-bool keeps_freed() {
-  static const bool keeps = [] {
-    const char* value = std::getenv("GUARD_PAGES_FREED");
-    return value != nullptr && *value == '1';
-  }();
-  return keeps;
-}
-
 using Blocks =
     std::unordered_map<void*, Block, std::hash<void*>, std::equal_to<>, Unguarded<std::pair<void* const, Block>>>;
 
@@ -109,26 +87,6 @@ void* with_guards(std::size_t alignment, std::size_t size) {
   std::memset(block + size, untouched, body - size);
   blocks().emplace(block, Block{pages, length, size});
   return block;
-}
-
-void unmap(void* pages, std::size_t length) {
-  if (!keeps_freed() || length > most_freed_bytes / 4) {
-    munmap(pages, length);
-    return;
-  }
-  // Takes the memory, and leaves the addresses.
-  mmap(pages, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-  const std::lock_guard lock(mutex);
-  freed_bytes += length;
-  do {
-    Freed& place = freed[next_freed++ % most_freed];
-    if (place.pages != nullptr) {
-      munmap(place.pages, place.length);
-      freed_bytes -= place.length;
-    }
-    place = {nullptr, 0};
-  } while (freed_bytes > most_freed_bytes);
-  freed[(next_freed - 1) % most_freed] = {pages, length};
 }
 
 void expect_untouched(const unsigned char* from, const unsigned char* to, const char* where, std::size_t size) {
@@ -178,7 +136,7 @@ void free(void* address) {
   const auto* const start = static_cast<unsigned char*>(address);
   expect_untouched(block.pages, start, "before", block.size);
   expect_untouched(start + block.size, block.pages + block.length, "behind", block.size);
-  unmap(block.pages - page, block.length + 2 * page);
+  munmap(block.pages - page, block.length + 2 * page);
 }
 
 void* realloc(void* address, std::size_t size) {

@@ -97,30 +97,21 @@ def beside_threads(rounds: int) -> None:
             hmp.report(show=False)
             torch.mm(torch.ones(2, 2), torch.ones(2, 2))
 
-    threads = [threading.Thread(target=work) for work in (casts, steps, reads)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(rounds):
-            child = os.fork()
-            if child == 0:
-                signal.alarm(SECONDS)
-                end_child(lambda: check(compute(), expected))
-            assert ended_well(child)
-            time.sleep(0.003)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    fork_beside((casts, steps, reads), stop, lambda: check(compute(), expected), rounds, 0.001)
     print("beside-threads:", rounds)
 
 
 def fork_beside(
-    work: Callable[[], None], stop: threading.Event, in_child: Callable[[], None], rounds: int, pause: float
+    works: tuple[Callable[[], None], ...],
+    stop: threading.Event,
+    in_child: Callable[[], None],
+    rounds: int,
+    pause: float,
 ) -> None:
-    """Forks children at several moments while a thread does its work, until `stop` is set."""
-    thread = threading.Thread(target=work)
-    thread.start()
+    """Forks children at several moments while each thread does its work, until `stop` is set."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
     try:
         for i in range(rounds):
             time.sleep(pause * (i % 7))
@@ -131,7 +122,8 @@ def fork_beside(
             assert ended_well(child), f"round {i}"
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 def cached_weight(rounds: int) -> None:
@@ -166,7 +158,7 @@ def cached_weight(rounds: int) -> None:
         torch.testing.assert_close(result.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
     is_cached_again()  # so that no child imports modules anew
-    fork_beside(refresh, stop, is_cached_again, rounds, 0.001)
+    fork_beside((refresh,), stop, is_cached_again, rounds, 0.001)
     print("cached-weight:", rounds)
 
 
@@ -186,7 +178,7 @@ def conversions(rounds: int) -> None:
         hmp.restore()
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
 
-    fork_beside(convert_and_report, stop, convert_once, rounds, 0.013)
+    fork_beside((convert_and_report,), stop, convert_once, rounds, 0.013)
     print("conversions:", rounds)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import logging
 import sys
 from collections import Counter
@@ -80,12 +79,6 @@ def operators_of_torch_ops() -> None:
 
 
 @entry()
-def inference_of_a_model() -> None:
-    with torch.no_grad():
-        MODEL(X)
-
-
-@entry()
 def training() -> None:
     OPTIMIZER.zero_grad()
     TRAINED(X).square().mean().backward()
@@ -122,7 +115,9 @@ def calls_that_fail() -> None:
 
 
 @entry()
-def calls_without_a_kernel() -> None:
+def functions_in_python_and_calls_without_a_kernel() -> None:
+    nn.functional.normalize(X)
+    2.0 / X
     torch.fft.rfft(X @ W)
     torch.linalg.inv((X @ W) + torch.eye(8))
 
@@ -136,13 +131,6 @@ def wrapped_functions() -> None:
 
 
 @entry()
-def composites() -> None:
-    nn.functional.normalize(X)
-    2.0 / X
-    nn.functional.cross_entropy(X, torch.arange(8))
-
-
-@entry()
 def regions() -> None:
     with hmp.autocast("cpu"), hmp.disable_casts():
         X @ W
@@ -152,26 +140,12 @@ def regions() -> None:
         X @ W
 
 
-@entry(within="modules")
-def within_modules() -> None:
-    MODEL(X)
-    with raising(RuntimeError):
-        MODEL(torch.ones(2, 3))
-
-
 @entry(rules={"linear @ **": "fp32", "* @ 3": "fp32", "relu": "lower"})
 def rules_by_module() -> None:
     # No new modules: the table of what holds them forgets dead ones only when it has many.
     MODEL(X)
     with raising(RuntimeError):
         MODEL(torch.ones(2, 3))
-
-
-@entry()
-def kept_modules() -> None:
-    hmp.keep(MODEL[0])
-    MODEL(X)
-    hmp.keep(MODEL[0], None)
 
 
 @entry(guard=1.0)
@@ -219,11 +193,6 @@ def the_log() -> None:
 
 
 @entry()
-def construction() -> None:
-    nn.Linear(8, 8)(X)
-
-
-@entry()
 def autograd_functions_and_hooks() -> None:
     class Own(torch.autograd.Function):
         @staticmethod
@@ -258,20 +227,6 @@ def conversion_that_fails() -> None:
         hmp.convert(preset="none of them")
     with raising(OSError):
         hmp.convert(bf16_file_path="/nowhere/at/all")
-
-
-@alone
-def regions_without_conversion() -> None:
-    with hmp.autocast("cpu"):
-        X @ W
-    hmp.restore()
-
-
-@alone
-def text_and_kernels() -> None:
-    _core.printable("a\nb\udcff")
-    stream = io.StringIO()
-    print(hmp.report(show=False), file=stream)
 
 
 def settle() -> None:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.preloaded import run_guarded
-from helpers.processes import run_script
+import pytest
 
-HERE = Path(__file__).parent
-FORKS = HERE / "forks.py"
+from helpers.processes import python, run_script
 
-
-def test_a_child_forked_beside_busy_threads_computes_what_its_parent_does() -> None:
-    done = run_guarded(None, FORKS, "beside-threads", "--rounds", "4", seconds=100)
-    assert done.returncode == 0, done.stderr[-3000:]
+FORKS = Path(__file__).with_name("forks.py")
 
 
-def test_a_weight_whose_cast_another_thread_makes_is_cached_again_in_a_child() -> None:
-    done = run_guarded(None, FORKS, "cached-weight", "--rounds", "6", seconds=100)
-    assert done.returncode == 0, done.stderr[-3000:]
+#: By what happens in other threads while the process is forked, how often it is: forks.py says more.
+ROUNDS = {"beside-threads": 4, "cached-weight": 6, "conversions": 4}
 
 
-def test_a_child_forked_while_another_thread_converts_converts_as_well() -> None:
-    done = run_guarded(None, FORKS, "conversions", "--rounds", "4", seconds=100)
+@pytest.mark.parametrize("beside", ROUNDS)
+def test_a_child_forked_beside_busy_threads_does_what_its_parent_does(beside: str) -> None:
+    done = python(FORKS, beside, "--rounds", str(ROUNDS[beside]))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

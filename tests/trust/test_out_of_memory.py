@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from helpers.preloaded import compiled
 from helpers.processes import run_script
 
 SCRIPT = """
@@ -80,7 +80,10 @@ for name, (prepare, work) in attempts.items():
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(Path(__file__).with_name("failing_allocations.cpp"), tmp_path_factory.mktemp("library"))
+    made = tmp_path_factory.mktemp("library") / "failing_allocations.so"
+    compiler = ["g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC"]
+    subprocess.run([*compiler, Path(__file__).with_name("failing_allocations.cpp"), "-o", made], check=True)
+    return made
 
 
 def test_the_process_lives_whichever_of_the_first_hundred_allocations_fails(library: Path, tmp_path: Path) -> None:

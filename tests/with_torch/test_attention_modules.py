@@ -126,9 +126,6 @@ def test_a_whole_transformer_trains_no_worse_than_by_hand(norm_first: bool) -> N
     assert {gradient.dtype for gradient in tensors(ours[1])} == {FP32}
 
 
-# ---- the fused kernel ------------------------------------------------------------------------------------------------
-
-
 def heads(dtype: torch.dtype = torch.float32, count: int = 4) -> torch.Tensor:
     return torch.randn(2, count, 32, 16, dtype=dtype, requires_grad=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.probes import BF16, FP32, M, N
+from helpers.processes import in_threads
 
 KINDS = {"reentrant": True, "plain": False}
 
@@ -82,9 +82,6 @@ def default_policy(one_thread: None) -> None:
     hmp.convert()
 
 
-# ---- one block -------------------------------------------------------------------------------------------------------
-
-
 @each("kind", KINDS)
 @each("inner", STATES)
 @each("before", STATES)
@@ -98,9 +95,6 @@ def test_gradients_are_those_without_checkpointing_in_every_state(
     assert_same_runs(gradients(model, again, before, after), expected)
     assert len(model.seen) == 4
     assert model.seen[:2] == model.seen[2:]
-
-
-# ---- random numbers, early stop, errors ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,9 +128,6 @@ def test_a_second_run_under_no_policy_is_an_error_and_no_wrong_gradient() -> Non
     hmp.restore()
     with pytest.raises(torch.utils.checkpoint.CheckpointError, match="different metadata"):
         out.sum().backward()
-
-
-# ---- several blocks --------------------------------------------------------------------------------------------------
 
 
 class Nested(nn.Module):
@@ -186,9 +177,6 @@ def test_selective_checkpointing_gives_the_same_gradients(policy: str, before: s
     assert (torch.ops.aten.mm.default, [kind, kind]) in kept
 
 
-# ---- threads, torch.compile, other partners --------------------------------------------------------------------------
-
-
 @each("kind", KINDS)
 @each("before", ["casts", "disabled"])
 @each("there", ["casts", "disabled"])
@@ -199,14 +187,12 @@ def test_a_backward_in_another_thread_and_state_gives_the_same_gradients(kind: s
         out = checkpoint(model, x, use_reentrant=KINDS[kind])
     after: list[torch.dtype] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         with STATES[there]():
             out.float().pow(2).sum().backward()
         after.append(torch.mm(M, N).dtype)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work, 1)
     assert_same_runs((out.dtype, [x.grad, *(one.grad for one in model.parameters())]), expected)
     assert after == [BF16]
 

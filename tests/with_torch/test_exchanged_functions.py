@@ -1,4 +1,5 @@
-"""What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch.
+"""What torch keeps: weights that are initialised, reset, materialised or made of weights, statistics of observers,
+learning rates. They are those of plain torch.
 
 Needs the libraries of ``patches/libraries/``: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
 transformers, zuko.
@@ -6,6 +7,8 @@ transformers, zuko.
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import itertools
 from collections.abc import Callable
@@ -182,6 +185,45 @@ def transferred() -> list[torch.Tensor]:
     return [parameter for one in made for parameter in one.parameters()]
 
 
+def filled(initialise: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:
+    return [initialise(torch.empty(shape)) for shape in ((9, 9), (3, 9), (9, 3))]
+
+
+def reset(module: Any) -> list[torch.Tensor]:
+    made = copy.deepcopy(module)
+    for one in made.modules():
+        getattr(one, "reset_parameters", getattr(one, "_reset_parameters", lambda: None))()
+    return list(made.state_dict().values())
+
+
+def made_without_memory() -> list[torch.Tensor]:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.LSTM(4, 4))
+    assert model[0](torch.ones(2, 4, device="meta")).is_meta
+    model = model.to_empty(device="cpu")
+    for module in model:
+        module.reset_parameters()
+    skipped = nn.utils.skip_init(nn.Linear, 3, 4)
+    return [*model.parameters(), nn.init.normal_(skipped.weight)]
+
+
+INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "uniform": nn.init.uniform_,
+    "trunc_normal": nn.init.trunc_normal_,
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "kaiming_normal": nn.init.kaiming_normal_,
+    "orthogonal": lambda x: nn.init.orthogonal_(x, gain=1.7),
+    "sparse": lambda x: nn.init.sparse_(x, 0.3),
+    "eye": nn.init.eye_,
+}
+RESET = [
+    nn.LSTM(3, 4),
+    nn.Bilinear(3, 3, 3),
+    nn.Embedding(4, 5, padding_idx=1),
+    nn.Conv2d(3, 3, 3),
+    nn.MultiheadAttention(8, 2),
+    nn.BatchNorm1d(4),
+]
 EXACT: dict[str, Callable[[], Any]] = {
     "average": averaged,
     "average by a function": lambda: averaged(avg_fn=swa_utils.get_ema_avg_fn(0.9)),
@@ -204,6 +246,9 @@ EXACT: dict[str, Callable[[], Any]] = {
     "scaled": scaled,
     "one vector": as_one_vector,
     "initialised": initialised,
+    **{name: functools.partial(filled, initialise) for name, initialise in INITIALISERS.items()},
+    **{str(module): functools.partial(reset, module) for module in RESET},
+    "made without memory": made_without_memory,
 }
 
 
@@ -241,7 +286,17 @@ def test_functions_of_a_module_imported_later_keep_their_code_after_restore() ->
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-# ---- quantization --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", [FP32, BF16], ids=str)
+def test_lazy_modules_are_materialised_exactly(given: torch.dtype) -> None:
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+        model(torch.ones(2, 3, 6, 6).to(dtype))
+        return list(model.parameters())
+
+    expected = seeded(lambda: run(FP32))
+    hmp.convert()
+    assert_same(seeded(lambda: run(given)), expected)
+
 
 OBSERVERS = [
     "MinMaxObserver",

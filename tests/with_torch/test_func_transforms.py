@@ -16,8 +16,6 @@ from helpers.lists import Converter
 from helpers.probes import FP32, M, N
 from helpers.processes import run_script
 
-# ---- torch.func and forward mode -----------------------------------------------------------------------------------
-
 
 def test_vmap_equals_a_loop() -> None:
     batch = torch.randn(3, 4, 4)
@@ -91,9 +89,6 @@ def test_forward_mode_gradients_go_through_the_casts(converted: Converter) -> No
         with torch.set_grad_enabled(grad), fwd.dual_level():
             out = fwd.unpack_dual(torch.mm(M, fwd.make_dual(N, tangent)))
             assert torch.equal(out.tangent, expected)
-
-
-# ---- torch.func, torch.autograd.functional, forward mode -------------------------------------------------------------
 
 
 NORMS = {

@@ -109,9 +109,6 @@ def test_float64_passes_gradcheck_untouched() -> None:
     )
 
 
-# ---- in place, views, inference --------------------------------------------------------------------------------------
-
-
 def test_writing_into_a_view_passes_the_gradient_of_both(converted: Converter) -> None:
     def run(product: Callable[..., torch.Tensor]) -> list[torch.Tensor | None]:
         x, y = leaf(M), leaf(N)

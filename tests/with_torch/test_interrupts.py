@@ -14,6 +14,8 @@ import torch
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
@@ -31,14 +33,6 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     seen: list[BaseException] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: seen.append(report.exc_value))
     return seen
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_raises() -> Iterator[None]:
-    """A shell starts what runs in its background with this signal ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def compute_a_little() -> None:

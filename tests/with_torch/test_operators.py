@@ -48,12 +48,6 @@ def scale_(x: torch.Tensor, y: torch.Tensor) -> None:
     x.mul_(y)
 
 
-@torch.library.custom_op("hmp_test::store", mutates_args={"total"}, schema="(Tensor x, Tensor(a!) total) -> Tensor")
-def store(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    total += x.sum().to(total.dtype)
-    return x * 2
-
-
 @torch.library.custom_op(
     "hmp_test::store_float32", mutates_args={"total"}, schema="(Tensor x, Tensor(a!) total) -> Tensor"
 )
@@ -88,11 +82,6 @@ def test_a_listed_operator_is_cast_however_it_is_called(converted: Converter, wa
 def test_an_operator_in_the_float32_list_gets_float32(converted: Converter) -> None:
     converted(fp32=[NAME])
     assert torch.equal(product(M.bfloat16(), N), M.bfloat16().float().matmul(N))
-
-
-def test_an_operator_in_no_list_is_left_alone(converted: Converter) -> None:
-    converted(bf16=["mm"])
-    assert product(M, N).dtype is FP32
 
 
 @pytest.mark.usefixtures("counted")

@@ -6,26 +6,17 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import parallel_apply
 
 from habana_mp import hmp
 from helpers.training import loader, network
 
 BF16, FP32 = torch.bfloat16, torch.float32
-STEPS, RATE, LIMIT = 3, 1e-2, 0.1
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
-
-
-def test_data_parallel_without_devices_is_its_module() -> None:
-    hmp.convert()
-    model = network()
-    x, _ = next(iter(loader()))
-    assert torch.equal(nn.DataParallel(model)(x), model(x))
 
 
 @pytest.fixture
@@ -47,13 +38,6 @@ def in_threads() -> list[torch.dtype]:
 
 
 @pytest.mark.usefixtures("accelerator_stand_in")
-def test_replicas_run_in_the_region_of_the_thread_that_calls_them() -> None:
-    with hmp.autocast("cpu", torch.float16):
-        assert in_threads() == [torch.float16] * 2
-    assert in_threads() == [torch.float32] * 2
-
-
-@pytest.mark.usefixtures("accelerator_stand_in")
 def test_replicas_are_cast_as_the_thread_that_calls_them() -> None:
     assert in_threads() == [FP32] * 2
     hmp.convert()
@@ -64,4 +48,6 @@ def test_replicas_are_cast_as_the_thread_that_calls_them() -> None:
         assert in_threads() == [FP32] * 2
     assert in_threads() == [BF16] * 2
     hmp.restore()
+    with hmp.autocast("cpu", torch.float16):
+        assert in_threads() == [torch.float16] * 2
     assert in_threads() == [FP32] * 2

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,11 @@ from helpers.each import each
 from helpers.probes import BF16, FP32, M, dtype_of_product
 from helpers.processes import run_script
 
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """A shell starts what runs in its background with interrupts ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 def assert_quiet(done: subprocess.CompletedProcess[str], output: str) -> None:
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", output)
-
-
-# ---- threads ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("region", [hmp.disable_casts, lambda: torch.autocast("cpu", enabled=False)])
@@ -84,8 +75,6 @@ def test_models_train_side_by_side_each_as_if_alone() -> None:
         assert torch.equal(one[0], other[0])
 
 
-# ---- the end of the interpreter --------------------------------------------------------------------------------------
-
 BEGIN = """
 import atexit, os, sys, threading, time
 import torch
@@ -114,9 +103,6 @@ def test_a_process_ends_in_peace_with_casts_and_the_log_on(ending: str, tmp_path
     assert_quiet(done, "torch.bfloat16" if ending == "covered calls at exit" else "")
     if ending != "os._exit":
         assert "casting" in (tmp_path / "log.txt").read_text()
-
-
-# ---- children --------------------------------------------------------------------------------------------------------
 
 
 def test_a_fork_inside_of_a_region_is_inside_of_it() -> None:
@@ -152,9 +138,6 @@ def test_a_child_process_inherits_only_by_fork_and_may_convert(method: str, inhe
     assert (after, others) == (BF16, [BF16, FP32])
 
 
-# ---- a second import -------------------------------------------------------------------------------------------------
-
-
 AGAIN = """
 import sys
 def forget():
@@ -183,9 +166,6 @@ def test_a_second_import_while_converted_is_a_clear_error_and_the_first_one_rest
     expected = ["True", "True", "True torch.bfloat16", f"torch.float32 {plain}"]
     expected += ["torch.bfloat16", "torch.float32", "torch.float32"]
     assert_quiet(run_script(BEGIN + AGAIN, os.devnull), "\n".join(expected))
-
-
-# ---- interrupts ------------------------------------------------------------------------------------------------------
 
 
 def cast_for_ever() -> None:

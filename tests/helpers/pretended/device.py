@@ -74,13 +74,6 @@ class device:  # noqa: N801
         core.set_device(self._before)
 
 
-class device_of(device):  # noqa: N801
-    """Makes the device of a tensor the current one; does nothing for tensors of other devices."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor.get_device() if tensor.device.type == "pretended" else None)
-
-
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
@@ -151,32 +144,12 @@ def synchronizations() -> int:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def memory_stats(device: _Device = None) -> dict[str, Any]:
-    return torch.accelerator.memory_stats(_index(device))
-
-
 def memory_allocated(device: _Device = None) -> int:
     return torch.accelerator.memory_allocated(_index(device))
 
 
-def max_memory_allocated(device: _Device = None) -> int:
-    return torch.accelerator.max_memory_allocated(_index(device))
-
-
 def memory_reserved(device: _Device = None) -> int:
     return torch.accelerator.memory_reserved(_index(device))
-
-
-def max_memory_reserved(device: _Device = None) -> int:
-    return torch.accelerator.max_memory_reserved(_index(device))
-
-
-def reset_peak_memory_stats(device: _Device = None) -> None:
-    torch.accelerator.reset_peak_memory_stats(_index(device))
-
-
-def reset_accumulated_memory_stats(device: _Device = None) -> None:
-    torch.accelerator.reset_accumulated_memory_stats(_index(device))
 
 
 def mem_get_info(device: _Device = None) -> tuple[int, int]:
@@ -207,18 +180,6 @@ def manual_seed(seed: int) -> None:
 def manual_seed_all(seed: int) -> None:
     for index in range(device_count()):
         default_generator(index).manual_seed(int(seed))
-
-
-def seed() -> None:
-    default_generator().seed()
-
-
-def seed_all() -> None:
-    manual_seed_all(default_generator(0).seed())
-
-
-def initial_seed() -> int:
-    return default_generator().initial_seed()
 
 
 def get_rng_state(device: _Device = None) -> Tensor:
@@ -266,11 +227,6 @@ class Graph:
 
     def replay(self) -> None:
         self._graph.replay()
-
-    @property
-    def kernels(self) -> int:
-        """The number of kernels."""
-        return int(self._graph.kernels)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -15,6 +14,7 @@ import tvm_ffi
 from torch import nn
 from torch.utils import dlpack
 
+from helpers.processes import in_threads
 from helpers.weight_changes.basics import (
     COLUMN,
     DATA,
@@ -147,9 +147,4 @@ def by_a_forward_hook(of: nn.Linear) -> Change:
 
 
 def by_a_thread(of: nn.Linear) -> Change:
-    def change(n: int) -> None:
-        thread = threading.Thread(target=write, args=(of.weight, n))
-        thread.start()
-        thread.join()
-
-    return change
+    return lambda n: in_threads(lambda _: write(of.weight, n), 1)

@@ -20,7 +20,7 @@ Way = Callable[[nn.Linear], Change]
 
 # Names that were taken before `convert`.
 DATA, GRADLESS_DATA = torch.Tensor.data, torch._C.TensorBase.data
-GET_DATA, SET_DATA = DATA.__get__, DATA.__set__
+GET_DATA = DATA.__get__
 NUMPY, STORAGE = torch.Tensor.numpy, torch.Tensor.untyped_storage
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,17 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.optim.swa_utils import AveragedModel
 
-from helpers.weight_changes.basics import COLUMN, ROW, SET_DATA, SIZE, Change, Way, layer, noise, write
+from helpers.weight_changes.basics import COLUMN, ROW, SIZE, Way, noise, write
 
 
 def replaced(of: nn.Linear, n: int) -> None:
-    of.weight = nn.Parameter(noise())
-
-
-def deleted_and_set(of: nn.Linear, n: int) -> None:
-    del of.weight
     of.weight = nn.Parameter(noise())
 
 
@@ -31,10 +23,6 @@ def set_in_the_dictionary(of: nn.Linear, n: int) -> None:
 
 def set_data(of: nn.Linear, n: int) -> None:
     of.weight.data = noise()
-
-
-def set_data_by_a_method_taken_before(of: nn.Linear, n: int) -> None:
-    SET_DATA(of.weight, noise())
 
 
 def set_data_and_back(of: nn.Linear, n: int) -> None:
@@ -47,11 +35,6 @@ def set_data_and_back(of: nn.Linear, n: int) -> None:
 
 def swapped(of: nn.Linear, n: int) -> None:
     torch.utils.swap_tensors(of.weight, nn.Parameter(noise()))
-
-
-def contents_exchanged(of: nn.Linear, n: int) -> None:
-    other = layer()
-    of.weight.data, other.weight.data = other.weight.data, of.weight.data
 
 
 def by_float64(of: nn.Linear, n: int) -> None:
@@ -91,17 +74,6 @@ def storage_emptied(of: nn.Linear, n: int) -> None:
     of.weight.data.fill_(n)
 
 
-def storage_grown(of: nn.Linear, n: int) -> None:
-    of.weight.data.resize_(SIZE * (n + 1), SIZE)
-    of.weight.data.mul_(n + 1)
-
-
-def toggled(of: nn.Linear, n: int) -> None:
-    of.weight.requires_grad_(False)
-    of.weight.mul_(n + 1)
-    of.weight.requires_grad_(True)
-
-
 def without_a_version(of: nn.Linear, n: int) -> None:
     with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(of.weight):
         of.weight.add_(n)
@@ -137,13 +109,6 @@ def version_set_back_after_use(of: nn.Linear, n: int) -> None:
     _set_version(of.weight, version + 1)
 
 
-class _Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, w: torch.Tensor, n: int) -> torch.Tensor:
-        ctx.mark_dirty(w)
-        return w.mul_(n + 1)
-
-
 # The schema is written out: older releases do not read annotations that are strings.
 @torch.library.custom_op("habana_mp_tests::write", mutates_args=("w",), schema="(Tensor(a!) w, int n) -> ()")
 def _write(w: torch.Tensor, n: int) -> None:
@@ -155,34 +120,8 @@ def custom_operator(of: nn.Linear, n: int) -> None:
         _write(of.weight, n)
 
 
-def custom_function(of: nn.Linear, n: int) -> None:
-    with torch.no_grad():
-        _Dirty.apply(of.weight, n)
-
-
-def by_a_script(of: nn.Linear, n: int) -> None:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        scripted(of.weight, n)
-
-
-def _add(w: torch.Tensor, n: int) -> torch.Tensor:
-    return w.add_(n)
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    scripted = torch.jit.script(_add)
-
-
 def pruned(of: nn.Linear, n: int) -> None:
     prune.random_unstructured(of, "weight", amount=0.4)
-
-
-def pruned_and_removed(of: nn.Linear, n: int) -> None:
-    prune.l1_unstructured(of, "weight", amount=0.3 * n)
-    prune.remove(of, "weight")
-    write(of.weight, n)
 
 
 def parametrized_and_removed(of: nn.Linear, n: int) -> None:
@@ -190,39 +129,6 @@ def parametrized_and_removed(of: nn.Linear, n: int) -> None:
     with torch.no_grad():
         of.parametrizations.weight.original0.mul_(n + 1)
     parametrize.remove_parametrizations(of, "weight")
-
-
-def averaged(of: nn.Linear) -> Change:
-    average = AveragedModel(layer())
-    average.module = of
-    return lambda n: average.update_parameters(nn.Linear(SIZE, SIZE))
-
-
-def average_swapped_in_and_out(of: nn.Linear) -> Change:
-    average = AveragedModel(of)
-
-    def change(n: int) -> None:
-        mine = copy.deepcopy(of.state_dict())
-        write(average.module.weight, n)
-        of.load_state_dict(average.module.state_dict())
-        of(noise(2, SIZE))
-        of.load_state_dict(mine)
-        write(of.weight, n)
-
-    return change
-
-
-def restored_in_place(of: nn.Linear) -> Change:
-    """Uses other weights for a while, and restores the old ones changed, as a context manager may do."""
-
-    def change(n: int) -> None:
-        kept = of.weight.detach().clone()
-        with torch.no_grad():
-            of.weight.copy_(noise())
-            of(noise(2, SIZE))
-            of.weight.copy_(kept.add_(n))
-
-    return change
 
 
 def at_once(change: Callable[[nn.Linear, int], Any]) -> Way:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from helpers.weight_changes.basics import COLUMN, ROW, SIZE, Change, floats_at, layer, write
+from helpers.weight_changes.basics import COLUMN, ROW, SIZE, Change, floats_at, write
 
 
 def _over(array: Any) -> nn.Parameter:
@@ -45,13 +45,6 @@ def half_of_a_tensor(of: nn.Linear) -> Change:
     whole = torch.from_numpy(np.concatenate([_values(), _values()])).clone()
     of.weight = nn.Parameter(whole[SIZE:])
     return lambda n: write(whole[SIZE:], n)
-
-
-def as_data(of: nn.Linear) -> Change:
-    """`.data` was assigned a tensor that other code holds."""
-    tensor = torch.from_numpy(_values()).clone()
-    of.weight.data = tensor
-    return partial(write, tensor)
 
 
 def memmap(of: nn.Linear) -> Change:
@@ -92,10 +85,3 @@ def shared(of: nn.Linear) -> Change:
         os.waitpid(child, 0)
 
     return change
-
-
-def mapped_checkpoint(of: nn.Linear) -> Change:
-    with tempfile.NamedTemporaryFile() as file:
-        torch.save(layer().state_dict(), file.name)
-        of.load_state_dict(torch.load(file.name, mmap=True), assign=True)
-    return lambda n: write(of.weight, n)

@@ -37,29 +37,6 @@ class OneElement(OldStyle):
         floats_at(one.data_ptr())[ROW * SIZE + COLUMN] += 1
 
 
-class HeldMemory(OldStyle):
-    """Takes the address once, at the beginning."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters)
-        self.memory = [floats_at(one.data_ptr()) for group in self.param_groups for one in group["params"]]
-
-    def update(self, one: torch.Tensor) -> None:
-        self.memory[0][ROW * SIZE + COLUMN] += 1
-
-
-class NoOptimizer:
-    """An optimizer that does not derive from torch's class."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.held = [one.data for one in parameters]
-        self.parameters = parameters
-
-    def step(self, closure: Any = None) -> None:
-        for one, parameter in zip(self.held, self.parameters, strict=True):
-            one.sub_(parameter.grad, alpha=0.1)
-
-
 def _optimizers() -> Iterator[tuple[str, Any]]:
     optim = torch.optim
     # Rprop does not change a weight after a step that was too large for it.
@@ -75,7 +52,7 @@ def _optimizers() -> Iterator[tuple[str, Any]]:
                     yield f"{one.__name__}, {way}", partial(one, **options, **{way: True})
     yield "SGD with momentum", partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False)
     yield "AdamW with amsgrad", partial(optim.AdamW, lr=0.1, amsgrad=True, maximize=True)
-    for own in (OldStyle, OneElement, HeldMemory, NoOptimizer):
+    for own in (OldStyle, OneElement):
         yield own.__name__, own
 
 
