@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, TextIO, TypeVa
 
 import torch
 
-from habana_mp.common.errors import warn
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.lists import is_list_file
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
@@ -75,11 +74,6 @@ def _meant_by(given: object) -> str:
         return f"; for the lists of that name write `preset={given!r}`"
     meant = given.upper().replace("0", "O", 1)
     return f'; write "{meant}" with the letter O' if meant in _LEVELS else ""
-
-
-def _without_effect(name: str, value: object) -> None:
-    if value is not None:
-        warn(f"`{name}` has no effect: no weight is packed any more. Leave it out")
 
 
 def _switch(name: str, given: object) -> bool:
@@ -356,12 +350,6 @@ class Options:
         "take half of the weights' size.",
         _limit,
         more="weights.md#memory",
-    )
-    packed_weights: bool | None = _option(
-        None,
-        "Has no effect, and is accepted with a warning: no weight is packed.",
-        _without_effect,
-        more="weights.md#products-with-a-weight",
     )
     reuse_memory: bool = _option(
         True,

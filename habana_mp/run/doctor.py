@@ -39,7 +39,7 @@ def show() -> int:
     status = 0
     try:
         hmp.convert()
-        print(f"reader        {_core.reader()}; HABANA_MP_READER forces layout or attribute")
+        print(f"reader        {_core.reader()}")
         is_cached, why = _core.looks_inside(), "this torch or reader does not tell where tensors lie"
         print(f"weights       casts are {'cached' if is_cached else f'not cached: {why}'}")
         print(f"patched       the default lists cover {_core.installed_count()} functions and methods of torch")

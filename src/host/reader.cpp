@@ -1,8 +1,6 @@
 #include "host/reader.hpp"
 
-#include <cstdlib>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "errors.hpp"
@@ -145,23 +143,11 @@ std::optional<detail::Layout> find_layout() {
 
 }  // namespace
 
-bool bind_reader() {
-  const char* forced = std::getenv("HABANA_MP_READER");
-  const std::string_view wanted = forced == nullptr ? "" : forced;
-  if (!wanted.empty() && wanted != "layout" && wanted != "attribute") {
-    PyErr_Format(PyExc_ImportError,
-                 "the environment variable HABANA_MP_READER must be `layout` or `attribute`; got `%s`", forced);
-    return false;
-  }
+void bind_reader() {
   std::optional<detail::Layout> found;
-  if (wanted != "attribute") tensor_layout.holds_by([&] { return (found = find_layout()).has_value(); });
-  read_method = found ? ReadMethod::layout : ReadMethod::attribute;
-  if (found) detail::layout = *found;
-  if (found || wanted != "layout") return true;
-  PyErr_SetString(
-      PyExc_ImportError,
-      "the environment variable HABANA_MP_READER is `layout`, which this torch does not allow; leave it unset");
-  return false;
+  if (!tensor_layout.holds_by([&] { return (found = find_layout()).has_value(); })) return;
+  read_method = ReadMethod::layout;
+  detail::layout = *found;
 }
 
 std::int64_t detail::count_by_method(PyObject* tensor) noexcept {

@@ -19,9 +19,8 @@ enum class ReadMethod : std::uint8_t {
 };
 extern ReadMethod read_method;
 
-// Finds the layout, or uses the way that the environment variable HABANA_MP_READER names.
-// False with a Python exception set if that one does not work. Call it after bind_torch.
-bool bind_reader();
+// Finds the layout. Call it after bind_torch.
+void bind_reader();
 
 namespace detail {
 // Offsets in bytes: of the implementation's address in the Python object, and of the dtype's number and the number of

@@ -26,7 +26,7 @@ Assumption flags_in_place{
 // word does not tell.
 template <class IsOn, class Turn>
 ThreadFlag find_flag(std::uint64_t detail::LocalKeys::*word, const IsOn& is_on, const Turn& turn) {
-  // If HABANA_MP_READER selects another way of reading, no internals of torch may be assumed.
+  // Where tensors are read through Python, no internals of torch are assumed.
   detail::LocalKeys* const keys = read_method == ReadMethod::layout ? detail::find_local_keys() : nullptr;
   if (keys == nullptr) {
     flags_in_place.settle(false);

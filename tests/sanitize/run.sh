@@ -74,15 +74,12 @@ address() {
             ASAN_OPTIONS="detect_leaks=0:log_path=$reports/asan:allocator_may_return_null=1:detect_stack_use_after_return=1"
             UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/ubsan")
   right_core address || return
-  local reader malloc
-  for reader in layout attribute; do
-    # Python's own allocator hides what is wrong with its objects' memory.
-    for malloc in malloc default; do
-      [ $malloc = default ] && [ $reader != layout ] && continue
-      HABANA_MP_READER=$reader PYTHONMALLOC=$malloc tests_pass address "few-$reader-$malloc" "${few[@]}" \
-        $([ $reader = layout ] && echo "${cached[@]}")
-    done
+  local malloc
+  # Python's own allocator hides what is wrong with its objects' memory.
+  for malloc in malloc default; do
+    PYTHONMALLOC=$malloc tests_pass address "few-$malloc" "${few[@]}" "${cached[@]}"
   done
+  HABANA_MP_BREAK=torch.tensor-layout PYTHONMALLOC=malloc tests_pass address few-attribute "${few[@]}"
   if under "$python" -W ignore "$here/threads.py" --core "$core" --seconds 30 --cold > "$reports/threads.txt" 2>&1
   then note "address: $(grep -o 'threads: [0-9]* rounds' "$reports/threads.txt")"
   else tail -n 25 "$reports/threads.txt"; fail "address: threads.py"; fi

@@ -178,14 +178,6 @@ def test_calls_with_and_without_gradients_and_of_any_rows_share_the_cast() -> No
     assert (cached().weights, cached().refreshes) == (1, 0)
 
 
-def test_packed_weights_changes_nothing_and_says_so() -> None:
-    layer, x = Weighted(LINEAR), torch.randn(2, 144)
-    with pytest.warns(hmp.HmpWarning, match="`packed_weights` has no effect"):
-        hmp.convert(packed_weights=False)
-    with torch.no_grad():
-        assert_call_is_right(layer, x, by_kernels=True)
-
-
 @pytest.mark.parametrize("inner", [144, 145])
 def test_float16_is_multiplied_by_the_kernels_too(inner: int) -> None:
     layer, x = Weighted(LINEAR, (160, inner)), torch.randn(7, inner)

@@ -44,7 +44,7 @@ void register_engine(py::module_& module) {
     if (bound) return;
     or_throw(host::bind_torch());
     host::bind_exchange();
-    or_throw(host::bind_reader());
+    host::bind_reader();
     host::bind_modes();
     or_throw(engine::bind_flags());
     host::bind_inside();
