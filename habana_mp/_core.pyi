@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 # ---- kernels ----
 def kernels_cast(
-    array: NDArray[Any], dtype: np.dtype[Any], out: NDArray[Any] | None = None, threads: int | None = None
-) -> NDArray[Any]: ...
-def kernels_cast_with(
-    array: NDArray[Any], dtype: np.dtype[Any], out: NDArray[Any] | None, threads: int | None, path: str
+    array: NDArray[Any],
+    dtype: np.dtype[Any],
+    out: NDArray[Any] | None = None,
+    threads: int | None = None,
+    path: str | None = None,
 ) -> NDArray[Any]:
-    """For tests: obeys path and threads literally."""
+    """For tests ``path`` names the instruction set; then the number of threads is obeyed literally."""
 
 def kernels_multiply(
     input: NDArray[np.uint16],

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstddef>
@@ -115,15 +116,7 @@ bool overlap(const py::array& a, const py::array& b) {
 }
 
 bool same_shape(const py::array& a, const py::array& b) {
-  if (a.ndim() != b.ndim()) {
-    return false;
-  }
-  for (py::ssize_t axis = 0; axis < a.ndim(); ++axis) {
-    if (a.shape(axis) != b.shape(axis)) {
-      return false;
-    }
-  }
-  return true;
+  return std::equal(a.shape(), a.shape() + a.ndim(), b.shape(), b.shape() + b.ndim());
 }
 
 // Raises unless `out` has the shape of `array`, is writeable, and overlaps neither itself nor `array`.
@@ -212,10 +205,10 @@ void released(std::size_t count, const Work& work) {
   }
 }
 
-// `cast` takes the job and the number of threads.
-template <class Cast>
-py::array cast_array(const py::object& object, const py::object& dtype, const py::object& out_or_none,
-                     const py::object& threads_or_none, const Cast& cast) {
+// Without a path, the instruction set that was chosen makes the cast.
+py::array kernels_cast(const py::object& object, const py::object& dtype, const py::object& out_or_none,
+                       const py::object& threads_or_none, const std::optional<std::string>& path) {
+  const kernels::Table* const table = path ? &checked_path(*path) : nullptr;
   const py::array array = checked_array(object, "array");
   const Float from = checked_float(array, "array");
   if (!py::isinstance<py::dtype>(dtype)) {
@@ -232,20 +225,9 @@ py::array cast_array(const py::object& object, const py::object& dtype, const py
                       ? py::array(target, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()))
                       : checked_out(out_or_none, array, *to);
   const Job job = job_of(array, from, out, *to);
-  released(job.count(), [&] { cast(job, threads); });
+  released(job.count(),
+           [&] { table == nullptr ? kernels::cast(job, threads) : kernels::cast_with(*table, job, threads); });
   return out;
-}
-
-py::array kernels_cast(const py::object& array, const py::object& dtype, const py::object& out,
-                       const py::object& threads) {
-  return cast_array(array, dtype, out, threads, kernels::cast);
-}
-
-py::array kernels_cast_with(const py::object& array, const py::object& dtype, const py::object& out,
-                            const py::object& threads, const std::string& path) {
-  const kernels::Table& table = checked_path(path);
-  return cast_array(array, dtype, out, threads,
-                    [&](const Job& job, unsigned used) { kernels::cast_with(table, job, used); });
 }
 
 std::vector<std::string> kernels_paths() {
@@ -308,9 +290,8 @@ void register_kernels(py::module_& module) {
     throw py::value_error(*complaint);
   }
   module.def("kernels_cast", &kernels_cast, py::arg("array"), py::arg("dtype"), py::arg("out") = py::none(),
-             py::arg("threads") = py::none(), "Casts an array to a dtype.");
-  module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
-             py::arg("threads"), py::arg("path"), "Casts an array by this instruction set, on that many threads.");
+             py::arg("threads") = py::none(), py::arg("path") = py::none(),
+             "Casts an array to a dtype, by this instruction set or the one that was chosen.");
   module.def("kernels_multiplies_bfloat16", &kernels::multiplies_bfloat16);
   module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("weight"), py::arg("bias"),
              py::arg("result").noconvert(), py::arg("path"), py::arg("is_float16") = false, py::arg("threads") = 1,

@@ -40,7 +40,7 @@ def torch_bits(bits: Array, source: str, target: str) -> Array:
 
 def our_bits(bits: Array, source: str, target: str, path: str, *, threads: int = 1) -> Array:
     array = bits.astype(BITS[source], copy=False).view(DTYPES[source])
-    ours: Array = _core.kernels_cast_with(array, DTYPES[target], None, threads, path).view(BITS[target])
+    ours: Array = _core.kernels_cast(array, DTYPES[target], None, threads, path).view(BITS[target])
     return ours
 
 

@@ -110,7 +110,7 @@ def test_every_length_and_offset_is_cast_and_nothing_beside_it_is_touched(path: 
             array = bits[source_offset : source_offset + length].view(DTYPES[source])
             memory = np.full((target_offset + length + 40) * size, 0xA5, np.uint8)
             out = memory.view(DTYPES[target])[target_offset : target_offset + length]
-            _core.kernels_cast_with(array, DTYPES[target], out, 1, path)
+            _core.kernels_cast(array, DTYPES[target], out, 1, path)
             assert_same_bits(out.view(BITS[target]), expected[source_offset : source_offset + length], target)
             assert (memory[: target_offset * size] == 0xA5).all()
             assert (memory[(target_offset + length) * size :] == 0xA5).all()
@@ -125,7 +125,7 @@ def test_arrays_at_odd_addresses_are_cast(path: str, source: str, target: str) -
         given_bytes = bytearray(b"\0" + bits[:length].tobytes())
         array = np.frombuffer(given_bytes, DTYPES[source], length, offset=1)
         out = np.frombuffer(bytearray(length * BITS[target].itemsize + 1), DTYPES[target], length, offset=1)
-        _core.kernels_cast_with(array, DTYPES[target], out, 2, path)
+        _core.kernels_cast(array, DTYPES[target], out, 2, path)
         assert_same_bits(out.copy().view(BITS[target]), expected[:length], target)
 
 

@@ -32,7 +32,7 @@ def assert_strided_cast(array: Array, out: Array, source: str, target: str, path
     expected = torch_bits(np.ascontiguousarray(array), source, target)
     given = array.view(DTYPES[source]), DTYPES[target], out.view(DTYPES[target])
     out[...] = 0xA5A5
-    _core.kernels_cast_with(*given, threads, path)
+    _core.kernels_cast(*given, threads, path)
     assert_same_bits(np.ascontiguousarray(out).ravel(), expected.ravel(), target)
 
 
@@ -76,7 +76,7 @@ def test_arrays_of_any_strides_become_what_torch_makes_of_them(
 def test_a_strided_copy_keeps_every_bit(dtype: str, layout: str) -> None:
     shape, view, out_view = LAYOUTS[layout]
     array, out = view(random_bits(shape, dtype)), out_view(np.zeros(shape, BITS[dtype]))
-    _core.kernels_cast_with(array.view(DTYPES[dtype]), DTYPES[dtype], out.view(DTYPES[dtype]), 2, PATHS[-1])
+    _core.kernels_cast(array.view(DTYPES[dtype]), DTYPES[dtype], out.view(DTYPES[dtype]), 2, PATHS[-1])
     assert np.array_equal(out, array)
 
 
@@ -98,7 +98,7 @@ def test_random_views_are_cast_and_nothing_beside_them_is_touched(data: st.DataO
     out_memory, out_view = strided(target)
     array, expected = view(memory), out_memory.copy()
     out_view(expected)[...] = torch_bits(np.ascontiguousarray(array), source, target)
-    _core.kernels_cast_with(
+    _core.kernels_cast(
         array.view(DTYPES[source]), DTYPES[target], out_view(out_memory).view(DTYPES[target]), 2, path
     )
     assert_same_bits(out_memory.ravel(), expected.ravel(), target)

@@ -144,7 +144,7 @@ def wraps(_: random.Random) -> None:
 def casts_arrays(rng: random.Random) -> None:
     array = np.ones(rng.choice([10, 1 << 15, 1 << 18]), np.float32)
     for path in _core.kernels_paths():
-        _core.kernels_cast_with(array, np.dtype(np.float16), None, 3, path)
+        _core.kernels_cast(array, np.dtype(np.float16), None, 3, path)
     assert (kernels.to_float32(kernels.to_bfloat16(array, threads=2)) == 1).all()
 
 
