@@ -51,12 +51,8 @@ std::optional<Float> float_of(const py::dtype& dtype) {
   static std::atomic<int> bfloat16_number{-1};
   const int number = dtype.num();
   constexpr char swapped = std::endian::native == std::endian::little ? '>' : '<';
-  if (dtype.byteorder() == swapped) {
-    return std::nullopt;
-  }
-  if (number == py::detail::npy_api::NPY_FLOAT_) {
-    return Float::f32;
-  }
+  if (dtype.byteorder() == swapped) return std::nullopt;
+  if (number == py::detail::npy_api::NPY_FLOAT_) return Float::f32;
   if (number == py::detail::npy_api::NPY_USHORT_ || number == bfloat16_number.load(std::memory_order_relaxed)) {
     return Float::bf16;
   }
@@ -100,9 +96,7 @@ Span span_of(const py::array& array) {
   Span span{data, data + static_cast<std::uintptr_t>(array.itemsize())};
   for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) {
     const py::ssize_t extent = array.shape(axis);
-    if (extent == 0) {
-      return {data, data};
-    }
+    if (extent == 0) return {data, data};
     const py::ssize_t reach = (extent - 1) * array.strides(axis);
     (reach < 0 ? span.begin : span.end) += static_cast<std::uintptr_t>(reach);
   }

@@ -44,15 +44,9 @@ inline std::uint16_t f16_of_f32(std::uint32_t x) {
 inline std::uint32_t f32_of_f16(std::uint16_t x) {
   const std::uint32_t sign = static_cast<std::uint32_t>(x & 0x8000U) << 16;
   const std::uint32_t magnitude = x & 0x7fffU;
-  if (magnitude >= 0x7c00U) {
-    return sign | 0x7f800000U | (magnitude & 0x3ffU) << 13;
-  }
-  if (magnitude >= 0x400U) {
-    return sign | ((magnitude << 13) + 0x38000000U);
-  }
-  if (magnitude == 0U) {
-    return sign;
-  }
+  if (magnitude >= 0x7c00U) return sign | 0x7f800000U | (magnitude & 0x3ffU) << 13;
+  if (magnitude >= 0x400U) return sign | ((magnitude << 13) + 0x38000000U);
+  if (magnitude == 0U) return sign;
   const auto shift = static_cast<std::uint32_t>(__builtin_clz(magnitude)) - 21U;  // moves the highest set bit to bit 10
   return sign | (((magnitude << shift) & 0x3ffU) << 13) | ((113U - shift) << 23);
 }

@@ -62,18 +62,14 @@ class Choice {
     unsigned edx = 0;
     const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
     __builtin_cpu_init();
-    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
-      return;
-    }
+    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;
     add(avx2_table);
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
       return;
     }
     add(avx512_table);
-    if (!__builtin_cpu_supports("avx512bf16")) {
-      return;
-    }
+    if (!__builtin_cpu_supports("avx512bf16")) return;
     add(avx512_bf16_table);
 #if defined(HABANA_MP_AMX)
     if (has_amx()) {
@@ -100,13 +96,9 @@ class Choice {
     unsigned ecx = 0;
     unsigned edx = 0;
     constexpr unsigned keeps_states = 1U << 27;
-    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & keeps_states) == 0) {
-      return false;
-    }
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & keeps_states) == 0) return false;
     constexpr unsigned tiles_and_bf16 = (1U << 24) | (1U << 22);
-    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & tiles_and_bf16) != tiles_and_bf16) {
-      return false;
-    }
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & tiles_and_bf16) != tiles_and_bf16) return false;
     constexpr unsigned tile_states = (1U << 17) | (1U << 18);
     asm("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
     return (eax & tile_states) == tile_states;
@@ -144,9 +136,7 @@ const Table* find(std::string_view name) noexcept { return choice().find(name); 
 
 std::optional<std::string> complaint() {
   const std::string_view value = choice().forced();
-  if (value.empty() || find(value) != nullptr) {
-    return std::nullopt;
-  }
+  if (value.empty() || find(value) != nullptr) return std::nullopt;
   std::string usable;
   for (const Table* table : supported()) {
     usable += (usable.empty() ? "" : ", ") + std::string(table->name);

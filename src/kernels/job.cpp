@@ -156,9 +156,7 @@ Job::Job(const void* source, Float from, void* target, Float to, std::vector<Axi
   for (const Axis& axis : outer_) {
     count_ *= axis.extent;
   }
-  if (count_ == 0) {
-    return;
-  }
+  if (count_ == 0) return;
   std::erase_if(outer_, [](const Axis& axis) { return axis.extent == 1; });
   for (Axis& axis : outer_) {
     if (axis.target_stride < 0) {  // walk it from its other end

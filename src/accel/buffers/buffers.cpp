@@ -80,9 +80,7 @@ void adopt(Owned cast) {
   const bool fits = host::is_exact_tensor(made.tensor) && host::is_held_once(made.tensor, false) &&
                     host::read_geometry(made.tensor, made.geometry) && made.geometry.is_dense();
   const std::size_t hash = fits ? hash_of(made.geometry, made.kind) : 0;
-  if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) {
-    return;
-  }
+  if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) return;
   made.holder = host::make_holder(made.tensor);  // may run other code
   if (!made.holder || !host::is_held_once(made.tensor, true) || buffers->size() >= most_buffers) return;
   const std::int64_t bytes = made.bytes();
