@@ -50,10 +50,10 @@ PyObject* watched_as_written(Target& target, const Arguments& arguments, Decisio
 
 PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Arguments& arguments) {
   return watched(target, arguments, [&](watch::Call& call) {
-    const auto refused = weights::refusals_so_far();
+    const auto refused = weights::counts.refused;
     PyObject* result = answer_by_rule(target, rule, arguments);
     for (std::size_t why = 0; why < refused.size(); ++why) {
-      if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(why);
+      if (weights::counts.refused[why] != refused[why]) call.weight_was_refused(why);
     }
     return result;
   });

@@ -20,7 +20,7 @@ PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.
 Owned held_or_null(const py::object& one) { return Owned::borrowed_or_null(or_null(one)); }
 
 py::dict statistics() {
-  const weights::Statistics now = weights::statistics();
+  const weights::Statistics& now = weights::counts;
   py::dict result;
   result["hits"] = now.hits;
   result["refreshes"] = now.refreshes;

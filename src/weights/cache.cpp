@@ -533,10 +533,6 @@ const char* describe(Refusal refusal) noexcept {
   return words[static_cast<std::size_t>(refusal)];
 }
 
-Statistics statistics() noexcept { return counts; }
-
-const std::array<std::uint64_t, refusals>& refusals_so_far() noexcept { return counts.refused; }
-
 void reset_statistics() noexcept {
   counts.hits = counts.refreshes = counts.refreshed_bytes = counts.products = 0;
   counts.refused = {};

@@ -131,9 +131,7 @@ struct Statistics {
   std::uint64_t weights = 0;                      // casts that are cached now
   std::uint64_t bytes = 0;                        // the size of all cached casts
 };
-Statistics statistics() noexcept;
-// Returns the `refused` counters of the statistics.
-const std::array<std::uint64_t, refusals>& refusals_so_far() noexcept;
+extern Statistics counts;
 void reset_statistics() noexcept;
 
 }  // namespace habana_mp::weights

@@ -20,8 +20,6 @@ namespace habana_mp::weights {
 
 using host::Snapshot;
 
-extern Statistics counts;
-
 // This many values of a weight on the CPU are compared at each use. The comparison notices writes of C code through a
 // pointer, which torch does not notice: such code usually writes the whole weight.
 constexpr std::size_t sample_count = 8;
