@@ -78,3 +78,60 @@ def test_a_scaler_unscales_gradients_before_lars_asks_for_their_norms() -> None:
         print(float(results[0][7]) < 1)
         """
     assert gaudi(STEPS + textwrap.dedent(code)) == ["True"]
+
+
+def test_a_step_changes_the_version_of_no_weight_without_a_gradient() -> None:
+    code = """
+        a, b = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+        loss = (b * b).sum()
+        a.grad = torch.ones(3)
+        optimizer = FusedAdamW([a, b])
+        optimizer.step()
+        loss.backward()
+        print(b.grad.tolist(), optimizer.param_groups[0]["fused"])
+        apart = torch.nn.Parameter(torch.ones(3, 3).t()[:2])
+        apart.grad = torch.ones(2, 3)
+        optimizer = FusedAdamW([apart])
+        optimizer.step()
+        print(optimizer.param_groups[0]["fused"])  # torch chooses
+        """
+    assert gaudi(STEPS + textwrap.dedent(code)) == ["[2.0, 2.0, 2.0] True", "None"]
+
+
+def test_averages_stay_uncorrected_in_a_class_that_derives_from_adamw() -> None:
+    code = """
+        import copy
+
+        class Own(FusedAdamW):
+            def step(self, closure=None):
+                print("own", end=" ")
+                return super().step(closure)
+
+        class Inherited(FusedAdamW):
+            pass
+
+        for kind in (FusedAdamW, Own, Inherited):
+            param = torch.nn.Parameter(torch.ones(1))
+            optimizer = kind([param], lr=0.1, bias_correction=False)
+            param.grad = torch.ones(1)
+            optimizer.step()
+            copy.deepcopy(optimizer).step()
+            print(type(optimizer).__name__.strip("_"), isinstance(optimizer, kind), round(float(param), 4))
+        """
+    lines = ["UncorrectedAdamW True 0.6838", "own own Own True 0.6838", "Inherited True 0.6838"]
+    assert gaudi(STEPS + textwrap.dedent(code)) == lines
+
+
+def test_each_group_decides_about_its_sparse_gradients() -> None:
+    code = """
+        from habana_frameworks.torch.hpex.optimizers import FusedAdagrad, FusedSGD
+
+        for kind in (FusedSGD, FusedAdagrad):
+            params = [torch.nn.Parameter(torch.ones(3, 1)) for _ in range(2)]
+            optimizer = kind([{"params": params[:1]}, {"params": params[1:], "weight_decay": 0.1}], lr=0.1)
+            for param in params:
+                param.grad = torch.ones(3, 1).to_sparse(1)
+            optimizer.step()
+            print(*[param.grad.is_sparse for param in params])
+        """
+    assert gaudi(STEPS + textwrap.dedent(code)) == ["True False"] * 2
