@@ -74,7 +74,7 @@ class Devices:
         return getattr(torch, self.real.type)
 
     def call_of_module(self, name: str, otherwise: Callable[[], Any], *arguments: Any) -> Any:
-        """Calls this function of torch.cuda, torch.xpu, ...; ``otherwise`` for a CPU, or if there is none."""
+        """Calls this function of torch.cuda, torch.xpu, ..., or ``otherwise`` for a CPU or a module without it."""
         function = None if self.real.type == "cpu" else getattr(self.module, name, None)
         return otherwise() if function is None else function(*arguments)
 
