@@ -241,12 +241,12 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     if runs.compiles and sites:
         progress("compiled")
         compiled = runs.run(RunMode(compiled=True, lines=frozenset()))
-        if lowered.is_finite or compiled.is_finite:
+        if lowered.has_finite_loss or compiled.has_finite_loss:
             of_compiled = deviations(compiled, lowered)
     ordered = sorted(sites, key=lambda one: -abs(one.effect))
     rows = tuple(row_of(one, is_unrounded=compiled.leaves_unrounded(one)) for one in ordered)
     found, tolerances = deviations(lowered, exact), Tolerances()
-    if max(worst(tolerances.excess(found)), worst(tolerances.excess(of_compiled))) > 1 and exact.is_finite:
+    if max(worst(tolerances.excess(found)), worst(tolerances.excess(of_compiled))) > 1 and exact.has_finite_loss:
         tolerances = Tolerances(_noise(runs, exact, sites, progress))
     excess, compiled_excess = tolerances.excess(found), tolerances.excess(of_compiled)
     findings: list[Finding] = []
@@ -262,7 +262,7 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
         excess,
         lowered.loss,
         exact.loss,
-        search.count + beside.count,
+        search.run_count + beside.run_count,
         compiled_excess,
         beside.rounding_mends,
     )

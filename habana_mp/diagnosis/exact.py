@@ -1,8 +1,9 @@
-"""Makes one call in float32, with inputs that are not rounded, and without casts."""
+"""What it takes to make a call again in float32: its arguments, the random numbers, a block without casts."""
 
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,22 +15,14 @@ from habana_mp import ops
 from habana_mp.ops.operation import Castable
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.pytree import tree_map
-from habana_mp.reporting.judging import tensors_in
 
 LOWER = (torch.bfloat16, torch.float16)
 
 #: Parts of the names of operations that may use random numbers.
-_RANDOM = (
-    *("dropout", "rnn", "lstm", "gru", "attention", "rand", "bernoulli", "multinomial", "normal_", "uniform_"),
-    *("rrelu", "exponential", "poisson", "binomial", "gamma", "dirichlet", "geometric_", "cauchy_", "fractional"),
+_RANDOM = re.compile(
+    r"dropout|rnn|lstm|gru|attention|rand|bernoulli|multinomial|normal(_|\b)|uniform|rrelu|exponential|poisson\b|"
+    "binomial|standard_gamma|dirichlet|geometric|cauchy|fractional"
 )
-
-
-def tensors_of(values: Any) -> list[torch.Tensor]:
-    """Returns the tensors in arguments or results, also those in lists."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    return list(tensors_in(values))
 
 
 def is_lower(tensor: torch.Tensor) -> bool:
@@ -37,7 +30,7 @@ def is_lower(tensor: torch.Tensor) -> bool:
 
 
 def may_be_random(operation: str) -> bool:
-    return any(part in operation for part in _RANDOM)
+    return _RANDOM.search(operation) is not None
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -90,7 +83,7 @@ def _changed(castable: Castable | None, arguments: Arguments, change: _Change, c
 
 
 class RandomState:
-    """The state of random numbers: torch's on the CPU and on the devices in use, Python's and NumPy's."""
+    """The state of random numbers: torch's on the CPU and on CUDA, Python's and NumPy's."""
 
     def __init__(self) -> None:
         self._cpu = torch.random.get_rng_state()

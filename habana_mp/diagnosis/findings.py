@@ -81,18 +81,19 @@ def finding(
     after: Deviations,
     step: int,
     *,
-    is_one_of: bool = False,
+    others: str = "",
     sums: bool = False,
 ) -> Finding:
     """Returns the finding about the sites of one line. ``before`` and ``after`` are the deviations of the step without
-    and with this line in float32, or with ``sums`` its result alone. If ``is_one_of`` is true, the lines of other
-    findings run in float32 in both."""
+    and with this line in float32, or with ``sums`` its result alone. ``others`` is "both" if the lines of the
+    other findings run in float32 in both of them, and "after" if they do in the latter."""
     kind, harm = _kind_and_harm(sites)
     what = most_improved(before, after)
-    others = "with the lines of the other findings in float32, " if is_one_of else ""
-    this = "this one too" if is_one_of else f"{'the result of ' if sums else ''}this line in float32"
+    given = "with the lines of the other findings in float32, " if others == "both" else ""
+    lines = "this line and those of the other findings" if others else "this line"
+    this = "this one too" if given else f"{'the result of ' if sums else ''}{lines} in float32"
     now = "it is" if before[what] == math.inf else f"by {percent(after[what])}"
-    text = f"{harm}; {others}{what} {deviates_by('is wrong', before[what])}, and with {this} {now}"
+    text = f"{harm}; {given}{what} {deviates_by('is wrong', before[what])}, and with {this} {now}"
     worst, (operation, file, line) = _worst(sites), sites[0].where
     rule = rules_for(operation, [one.module or None for one in sites], "lower" + FLOAT32_RESULT if sums else "fp32")
     return Finding(
@@ -120,7 +121,7 @@ def worded(sites: Sequence[Site], words: str, rule: Mapping[str, str]) -> str:
 
 
 def _worst(sites: Sequence[Site]) -> Site:
-    return max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
+    return max(sites, key=lambda site: (site.not_finite_kind != "", abs(site.effect), site.error))
 
 
 def most_improved(before: Deviations, after: Deviations) -> str:
@@ -133,10 +134,10 @@ def _kind_and_harm(sites: Sequence[Site]) -> tuple[str, str]:
     inputs = "of its inputs"
     if site.largest_input:
         inputs = f"of inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}"
-    birth = next((one.birth for one in sites if one.birth), "")
-    if birth:
-        how = f"does not fit into {lower}" if birth == "overflow" else "is not finite"
-        return birth, f"{inputs} it made a value that {how}"
+    kind = next((one.not_finite_kind for one in sites if one.not_finite_kind), "")
+    if kind:
+        how = f"does not fit into {lower}" if kind == "overflow" else "is not finite"
+        return kind, f"{inputs} it made a value that {how}"
     values, underflows = sum(one.values for one in sites), sum(one.underflows for one in sites)
     gradients, zeros = sum(one.gradients for one in sites), sum(one.zero_gradients for one in sites)
     if underflows > 0.05 * values or zeros > 0.5 * gradients:

@@ -21,15 +21,15 @@ from habana_mp.diagnosis.exact import (
     is_lower,
     may_be_random,
     repeatable,
-    tensors_of,
     with_rounded_operands,
     with_tensors,
 )
 from habana_mp.diagnosis.outcomes import Run, RunMode
-from habana_mp.diagnosis.sites import PRODUCTS, Line, Locator, Place, Site, is_comparable, sample
+from habana_mp.diagnosis.sites import PRODUCTS, Line, Locator, Place, Site, is_comparable, sample, size_of
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.compiled_runs import compiled_anew
+from habana_mp.reporting.judging import tensors_in
 
 #: The errors of a call that cannot be made again in float32.
 _NOT_REPEATABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
@@ -78,7 +78,7 @@ class Observer:
     def _answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if not self.is_on or not self.belongs():
             return _core.make_observed_call()
-        given = tensors_of((arguments, keywords))
+        given = tensors_in((arguments, keywords))
         for one in given:
             if one.requires_grad and one.is_leaf:
                 self.leaf_is_used(one, ops.is_in_place(operation))
@@ -144,7 +144,7 @@ class InFloat32(Observer):
                 result = _core.make_observed_call()
             if self._is_whole:
                 with torch.no_grad():
-                    for key, one in self.numbered(place, tensors_of(result)):
+                    for key, one in self.numbered(place, tensors_in(result)):
                         values = sample(one)
                         if values is not None:
                             self.run.samples[key] = values
@@ -195,7 +195,7 @@ class Measuring(Observer):
                 call = call._replace(arguments=((arguments[0].detach().float(), *arguments[1:]), keywords))
         before = RandomState() if may_be_random(call.operation) else None
         result = _core.make_observed_call()
-        results = tensors_of(result)
+        results = tensors_in(result)
         numbered = self.numbered(place, results)
         is_input = not writes and any(one is given for one in results for given in call.inputs)
         if not is_input and any(is_lower(one) or not one.is_floating_point() for one in results):
@@ -250,7 +250,7 @@ def _made_again(call: Call, before: RandomState | None) -> list[torch.Tensor]:
         if before is not None:
             before.restore()
         arguments, keywords = in_float32(repeatable(call.operation, call.arguments))
-        return tensors_of(call.called(*arguments, **keywords))
+        return tensors_in(call.called(*arguments, **keywords))
     except _NOT_REPEATABLE:
         return []
     finally:
@@ -298,8 +298,7 @@ def _gradient_error(called: Any, arguments: Arguments, gradient: torch.Tensor) -
     for one, other in zip(low, exact, strict=True):
         if one is None or other is None:
             continue
-        size = float(torch.linalg.vector_norm(other))
-        error = float(torch.linalg.vector_norm(one.float() - other))
+        size, error = size_of(other), size_of(one.float() - other)
         if size > 0 and math.isfinite(error / size):
             worst = max(worst, error / size)
     return worst
@@ -318,7 +317,7 @@ def _gradients(
 
     with torch.enable_grad():
         by_place, by_name = with_tensors(leaf, arguments)
-        made = tensors_of(called(*by_place, **by_name))
+        made = tensors_in(called(*by_place, **by_name))
         if len(made) != 1 or made[0].shape != gradient.shape or not leaves:
             return ()
         return torch.autograd.grad(made, leaves, gradient.to(made[0].dtype), allow_unused=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from habana_mp.diagnosis.exact import apart
-from habana_mp.diagnosis.sites import PRODUCTS, Line, Place, Samples, Site, sample
+from habana_mp.diagnosis.sites import PRODUCTS, Line, Place, Samples, Site, sample, size_of
 from habana_mp.patches.torch.compiled_runs import Lines
 
 #: This many values of a gradient, a state or a returned value are compared.
@@ -18,15 +18,13 @@ _SAMPLES = 1 << 16
 _GRADIENT, _STATE = "the gradient of ", "the new value of "
 
 #: An error of the loss, a gradient, a state or another value below this share is allowed, however small the model's own
-#: noise is.
+#: noise is. '' matches all names, so it comes last.
 _ALLOWED = {"the loss": 0.015, _GRADIENT: 0.17, _STATE: 0.1, "": 0.05}
-#: A gradient counts as small if it is a smaller part of all gradients.
-_LEAST_PART = 0.02
-#: A deviation of this many times the noise is allowed.
-_TIMES_NOISE = 6.0
-#: Above the first number, only deviations of the second number of times the noise are allowed.
-_MOST_FOR_NOISE = 0.3
-_LEAST_TIMES_NOISE = 3.0
+#: A gradient counts as small if it is a smaller part of all gradients. Each of many gradients is a small part, so among
+#: more than this number it counts as small below the same multiple (a fifth) of their root mean square.
+_LEAST_PART, _MANY = 0.02, 100
+#: The noise allows six times its size up to 0.3, and three times its size in any case.
+_NOISE_TIMES, _UP_TO, _NOISE_TIMES_ALWAYS = 6.0, 0.3, 3.0
 
 #: The largest deviation of a finite value. That of a value that is not finite is infinite, and counts as this one where
 #: deviations are subtracted.
@@ -41,7 +39,7 @@ class RunMode:
     #: The results in float32. If they are given, the step runs in mixed precision beside them, and each lowered call is
     #: also made in float32.
     beside: Samples | None = None
-    #: The lines that run in float32. None means all lines.
+    #: The lines that run in float32, or with `compiled` those whose results compiled code rounds. None: all lines.
     lines: frozenset[Line] | None = None
     #: The lines whose products have operands in lower precision, and a float32 result.
     sums: frozenset[Line] = frozenset()
@@ -70,7 +68,7 @@ class Run:
     unrounded: Lines = field(default_factory=set)
 
     @property
-    def is_finite(self) -> bool:
+    def has_finite_loss(self) -> bool:
         return self.loss is None or math.isfinite(self.loss)
 
     @property
@@ -87,6 +85,7 @@ class Run:
             self._add(_GRADIENT + name, gradient.coalesce().values() if gradient.is_sparse else gradient)
 
     def add_state(self, name: str, before: torch.Tensor, after: torch.Tensor) -> None:
+        # A change of zero has no size to compare with.
         if before.shape == after.shape and not (before.is_floating_point() and torch.equal(before, after)):
             first, last = sample(before, _SAMPLES), sample(after, _SAMPLES)
             if first is not None and last is not None:
@@ -113,9 +112,9 @@ def deviations(run: Run, exact: Run) -> Deviations:
         found["the loss"] = _limited(abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-30))
     with apart():
         gradients = [one for name, one in exact.values.items() if name.startswith(_GRADIENT)]
-        whole = math.sqrt(sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients))
+        whole = math.sqrt(sum(size_of(one) ** 2 for one in gradients))
         # Below this size a gradient counts as small, so its relative error matters less.
-        small = _LEAST_PART * whole * min(1.0, math.sqrt(100 / max(1, len(gradients))))
+        small = _LEAST_PART * whole * math.sqrt(_MANY / max(_MANY, len(gradients)))
         for name in exact.values:
             names = _compared_together(name, exact.values)
             mine = [run.values[one] for one in names if one in run.values]
@@ -146,8 +145,7 @@ def _relative_error(value: torch.Tensor | None, exact: torch.Tensor, least: floa
     if not exact.is_floating_point():
         return float((value != exact).float().mean()) if exact.numel() else 0.0
     known = torch.isfinite(exact)
-    size = float(torch.linalg.vector_norm(exact[known]))
-    error = float(torch.linalg.vector_norm((value - exact)[known]))
+    size, error = size_of(exact[known]), size_of((value - exact)[known])
     return _limited(error / max(size, least, 1e-30))
 
 
@@ -170,7 +168,7 @@ class Tolerances:
     def of(self, what: str) -> float:
         least = next(share for words, share in _ALLOWED.items() if what.startswith(words))
         noise = max((one.get(what, 0.0) for one in self._noise), default=0.0)
-        return max(least, min(_TIMES_NOISE * noise, _MOST_FOR_NOISE), _LEAST_TIMES_NOISE * noise)
+        return max(least, min(_NOISE_TIMES * noise, _UP_TO), _NOISE_TIMES_ALWAYS * noise)
 
     def excess(self, found: Deviations) -> Deviations:
         """Returns each deviation as a multiple of the allowed deviation, or infinity if the value is not finite. If the

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from habana_mp import _core
-from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
+from habana_mp.diagnosis.exact import RandomState, apart
 from habana_mp.diagnosis.observing import InFloat32, Observer, observer_of
 from habana_mp.diagnosis.outcomes import Run, RunMode
 from habana_mp.diagnosis.sites import Locator
@@ -32,7 +32,7 @@ from habana_mp.patches.torch.module_paths import holders, path_in
 from habana_mp.patches.torch.repeated_steps import ddp_only_calls_its_module, scalers_end_steps
 from habana_mp.reporting import counting
 from habana_mp.reporting.guard import guarding
-from habana_mp.reporting.judging import memory_of
+from habana_mp.reporting.judging import memory_of, tensors_in
 from habana_mp.reporting.origins import Origin
 from habana_mp.reporting.watch import watching
 
@@ -440,7 +440,7 @@ class Replays:
         if not self._compares_outputs or id(module) not in self._roots or len(self._outputs) >= _MOST_OUTPUTS:
             return
         with apart():
-            self._outputs += [one.detach() for one in tensors_of(output)]
+            self._outputs += [one.detach() for one in tensors_in(output)]
 
     def _restore(self) -> None:
         self._random.restore()
@@ -469,7 +469,7 @@ class Replays:
             if isinstance(now, torch.Tensor):
                 run.add_state(one.name, one.values, now.detach())
         loss = _loss_in(returned)
-        run.add_returned([one for one in tensors_of(returned) if one is not loss])
+        run.add_returned([one for one in tensors_in(returned) if one is not loss])
         if not self._has_gradient:
             run.add_returned(self._outputs)
 
@@ -477,7 +477,7 @@ class Replays:
 def _loss_in(returned: Any) -> torch.Tensor | None:
     """Returns the loss among what a step returned: the first tensor with one floating value."""
     loss = returned.get("loss") if isinstance(returned, dict) else getattr(returned, "loss", None)
-    candidates = [loss] if isinstance(loss, torch.Tensor) else tensors_of(returned)
+    candidates = [loss] if isinstance(loss, torch.Tensor) else tensors_in(returned)
     scalars = [one for one in candidates if one.numel() == 1 and one.is_floating_point()]
     return next((one for one in scalars if one.requires_grad), next(iter(scalars), None))
 

@@ -1,4 +1,4 @@
-"""The search for the lines that make a step deviate: the smallest set of lines that mends the step in float32."""
+"""The search for the lines that make a step deviate: lines that mend the step if they run in float32."""
 
 from __future__ import annotations
 
@@ -64,74 +64,78 @@ class _NoRunLeftError(Exception):
 class Search:
     """The search in one step, whose run in float32 and deviations are known."""
 
-    def __init__(self, runs: Runs, exact: Run, tolerances: Tolerances, found: Deviations) -> None:
-        self._runs, self._exact, self._tolerances, self._found = runs, exact, tolerances, found
-        self.count = 0
+    def __init__(self, runs: Runs, exact: Run, tolerances: Tolerances, unmended: Deviations) -> None:
+        self._runs, self._reference, self._tolerances, self._unmended = runs, exact, tolerances, unmended
+        self.run_count = 0
         self._begin = perf_counter()
 
     def findings(self, sites: Sequence[Site], step: int, progress: Progress) -> list[Finding]:
         """Returns the findings, the worst first."""
         lines = ranked(sites)
-        tried: dict[frozenset[Line], Deviations] = {frozenset(): self._found}
+        tried: dict[frozenset[Line], Deviations] = {frozenset(): self._unmended}
 
         def mends(chosen: Iterable[Line]) -> bool:
             chosen = frozenset(chosen)
             if chosen not in tried:
-                if self.count >= _MOST_RUNS:
+                if self.run_count >= _MOST_RUNS:
                     raise _NoRunLeftError
                 self._tell(progress, f"with {len(chosen)} of {len(lines)} lines in float32")
-                tried[chosen] = self._with_exact(chosen)
+                tried[chosen] = self._deviations_with(chosen)
             return self._is_mended(tried[chosen])
 
         try:
             needed = frozenset(minimal_set(list(lines), mends) or ())
         except _NoRunLeftError:  # lines may be left that are unnecessary
             needed = min(filter(mends, tried), key=len, default=frozenset())
+        if not needed:
+            return []
         before, after = (self._tolerances.excess(tried[one]) for one in (frozenset[Line](), needed))
         if all(one - after.get(what, one) < _LEAST_GAIN for what, one in before.items() if one > 1):
             return []
         found = []
         for line in needed:
-            without = tried.get(needed - {line}, self._found)
-            mended, sums = self._with_sum_if_enough(lines[line], needed - {line}, tried[needed], progress)
-            found.append(self._finding(lines[line], without, mended, step, is_one_of=len(needed) > 1, sums=sums))
+            others = needed - {line}
+            mended, sums = self._with_sum_if_enough(lines[line], others, tried[needed], progress)
+            beside = "after" if others and others not in tried else "both" if others else ""
+            without = tried.get(others, self._unmended)
+            found.append(self._finding(lines[line], without, mended, step, others=beside, sums=sums))
         return sorted(found, key=lambda one: -one.effect)
 
     def _with_sum_if_enough(
         self, sites: Sequence[Site], others: frozenset[Line], after: Deviations, progress: Progress
     ) -> tuple[Deviations, bool]:
-        """Returns the deviations with a float32 result of the product at these sites of a line and True, if the step is
-        then as good as ``after``, with the line in float32: within what is allowed, or nearly as near. Otherwise
-        ``after`` and False."""
+        """Tries a float32 result of the product instead of the whole line in float32. Returns its deviations and True
+        if these are allowed or at most 1.25 times those of ``after``, else ``after`` and False."""
         line = sites[0].where
-        if not ops.can_have_float32_result(line.operation) or self.count >= _MOST_RUNS:
+        if not ops.can_have_float32_result(line.operation) or self.run_count >= _MOST_RUNS:
             return after, False
         self._tell(progress, f"with a float32 result of `{line.operation}` at {line.place}")
-        self.count += 1
+        self.run_count += 1
         mode = RunMode(lines=others, sums=frozenset((line,)), lower=lowest_of(sites))
-        tried = deviations(self._runs.run(mode), self._exact)
-        excess, allowed = self._tolerances.excess(tried), self._tolerances.excess(after)
-        is_enough = all(one <= max(1.0, 1.25 * allowed.get(what, 1.0)) for what, one in excess.items())
+        tried = deviations(self._runs.run(mode), self._reference)
+        excess, excess_of_line = self._tolerances.excess(tried), self._tolerances.excess(after)
+        is_enough = all(one <= max(1.0, 1.25 * excess_of_line.get(what, 1.0)) for what, one in excess.items())
         return (tried, True) if is_enough else (after, False)
 
-    def _finding(self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, **how: bool) -> Finding:
-        """Returns the finding; ``how``: as of :func:`finding`."""
-        return finding(sites, before, after, step, **how)
+    def _finding(
+        self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, others: str, sums: bool
+    ) -> Finding:
+        return finding(sites, before, after, step, others=others, sums=sums)
 
     def _tell(self, progress: Progress, what: str) -> None:
         left = ""
-        if self.count:
-            seconds = (perf_counter() - self._begin) / self.count * (_MOST_RUNS - self.count)
+        if self.run_count:
+            seconds = (perf_counter() - self._begin) / self.run_count * (_MOST_RUNS - self.run_count)
             left = f" (at most {seconds:.0f} s left)"
-        progress(f"run {self.count + 1} of at most {_MOST_RUNS}{left}, {what}")
+        progress(f"run {self.run_count + 1} of at most {_MOST_RUNS}{left}, {what}")
 
     def _is_mended(self, found: Deviations) -> bool:
         return worst(self._tolerances.excess(found)) <= 1
 
-    def _with_exact(self, lines: frozenset[Line]) -> Deviations:
+    def _deviations_with(self, lines: frozenset[Line]) -> Deviations:
         """Returns the deviations of the step if these lines run in float32."""
-        self.count += 1
-        return deviations(self._runs.run(RunMode(lines=lines)), self._exact)
+        self.run_count += 1
+        return deviations(self._runs.run(RunMode(lines=lines)), self._reference)
 
 
 class CompiledSearch(Search):
@@ -153,17 +157,17 @@ class CompiledSearch(Search):
             progress("compiled, with all results rounded")
             with suppress(RuntimeError):  # Inductor of older releases cannot do this on a CPU
                 rounded = self._runs.run(RunMode(compiled=True))
-                self.rounding_mends = self._is_mended(deviations(rounded, self._exact))
+                self.rounding_mends = self._is_mended(deviations(rounded, self._reference))
         found = super().findings(unrounded or sites, step, progress)
         if found or not self.rounding_mends:
             return found
         self._rounds = True
         return super().findings(unrounded, step, progress)
 
-    def _with_exact(self, lines: frozenset[Line]) -> Deviations:
-        self.count += 1
+    def _deviations_with(self, lines: frozenset[Line]) -> Deviations:
+        self.run_count += 1
         tried = self._runs.run(RunMode(compiled=self._rounds, lines=lines))
-        return deviations(tried, self._exact) if self._rounds else deviations(self._compiled, tried)
+        return deviations(tried, self._reference) if self._rounds else deviations(self._compiled, tried)
 
     def _with_sum_if_enough(
         self, sites: Sequence[Site], others: frozenset[Line], after: Deviations, progress: Progress
@@ -171,8 +175,10 @@ class CompiledSearch(Search):
         """Compiled code and eager code compute products in the same way."""
         return after, False
 
-    def _finding(self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, **how: bool) -> Finding:
-        which = "this line and those of the other findings" if how.get("is_one_of") else "this line"
+    def _finding(
+        self, sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, others: str, sums: bool
+    ) -> Finding:
+        which = "this line and those of the other findings" if others else "this line"
         changed = f"if compiled code rounds {which}" if self._rounds else f"with {which} of eager code in float32"
         way = "keeps its result in float32" if self._compiled.unrounded else "computes it in another way"
         what = most_improved(before, after)
@@ -185,25 +191,25 @@ class CompiledSearch(Search):
             f"{of_eager}"
         )
         mends = f", or set `{EMULATION}` to round as eager code does" if self.rounding_mends else ""
-        found = super()._finding(sites, before, after, step)
+        found = super()._finding(sites, before, after, step, others="", sums=sums)
         return replace(found, kind="compiled", text=worded(sites, words, found.rule) + mends)
 
 
 def ranked(sites: Iterable[Site]) -> dict[Line, list[Site]]:
     """Returns the lines with their sites, the most suspected first: those that made values that are not finite, in the
     order in which they did; those through which no gradient passes, by their largest error; the others, by their effect
-    on the loss. Lines without an error come last: one may arise when the line that rounds their inputs is in
-    float32."""
+    on the loss. Lines without an error come last: an error may arise there when the line that rounds their inputs
+    is in float32."""
     lines: dict[Line, list[Site]] = {}
     for site in sites:
         lines.setdefault(site.where, []).append(site)
 
     def suspicion(line: Line) -> tuple[float, bool, bool, float]:
-        born = min((site.born for site in lines[line] if site.born is not None), default=math.inf)
+        numbers = [site.first_not_finite for site in lines[line] if site.first_not_finite is not None]
         has_error = any(site.error or site.changed for site in lines[line])
         has_gradient = any(site.has_gradient for site in lines[line])
         sizes = [abs(site.effect) if has_gradient else site.largest_error for site in lines[line]]
-        return born, not has_error, has_gradient, -max(sizes)
+        return min(numbers, default=math.inf), not has_error, has_gradient, -max(sizes)
 
     return {line: lines[line] for line in sorted(lines, key=suspicion)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,12 +13,12 @@ from habana_mp.reporting import origins
 from habana_mp.reporting.judging import Worst, worst_of
 from habana_mp.reporting.records import short_place
 
-#: Products, which libraries compute.
+#: Products. Libraries compute them in compiled code too, so their results are always rounded.
 PRODUCTS = frozenset(
     name for row in (*ops.products.ROWS, *ops.convolutions.ROWS, *ops.recurrent.ROWS) for name in row.names.split()
 )
 
-#: Two runs are compared by this many values of each result.
+#: Two runs are compared by at most this many values of each result.
 _SAMPLES = 128
 
 
@@ -67,18 +66,19 @@ class Site:
     has_gradient: bool = False
     #: The largest relative error that the backward of a call adds to its gradients.
     gradient_error: float = 0.0
-    #: The smallest and the largest magnitude of the inputs, without zeros.
+    #: The smallest and the largest magnitude of samples of the first call's inputs, without zeros.
     smallest_input: float = float("inf")
     largest_input: float = 0.0
-    #: Results that are zero where the exact value is not, and zeros among the gradients of results.
+    #: Results that are zero where the exact value is not, and zeros among the gradients of results. Counted in float16
+    #: only. `values`, `gradients`: the number of all of them, in any precision.
     underflows: int = 0
     values: int = 0
     zero_gradients: int = 0
     gradients: int = 0
     #: The number of the first call that made a value that is not finite from finite inputs, counted over all calls.
-    born: int | None = None
+    first_not_finite: int | None = None
     #: "overflow": the value is finite in float32. "not finite": the value is not finite in float32 either.
-    birth: str = ""
+    not_finite_kind: str = ""
 
     @property
     def local_error(self) -> float:
@@ -95,13 +95,15 @@ class Site:
         """Adds a lowered result and the exact one to the sums. Returns the local error, or None if there is none.
         ``number``: that of the call."""
         error = low - exact
-        size, wrong = _size(exact), _size(error)
+        size, wrong = size_of(exact), size_of(error)
+        most = 0.99 * torch.finfo(low.dtype).max  # larger values are masks, which would hide errors
         self.values += low.numel()
         self.dtypes.add(str(low.dtype).removeprefix("torch."))
-        if not math.isfinite(wrong) or not math.isfinite(size):
-            self._note_birth(low, exact, inputs, number)
-            error = torch.where(torch.isfinite(error), error, 0.0)
-            size, wrong = _size(torch.where(torch.isfinite(exact), exact, 0.0)), _size(error)
+        if not (wrong < most and size < most):  # also if they are not numbers
+            self._note_not_finite(low, exact, inputs, number)
+            is_known = torch.isfinite(error) & (exact.abs() < most)
+            error = torch.where(is_known, error, 0.0)
+            size, wrong = size_of(torch.where(is_known, exact, 0.0)), size_of(error)
         self.size += size**2
         if wrong == 0:
             return None
@@ -111,15 +113,15 @@ class Site:
             self.underflows += int(((low == 0) & (exact != 0)).sum())
         return error
 
-    def _note_birth(self, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> None:
+    def _note_not_finite(self, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> None:
         """Stores that the call made a value that is not finite, if its inputs are finite."""
-        if self.born is not None or worst_of(inputs) is not Worst.NUMBERS:
+        if self.first_not_finite is not None or worst_of(inputs) is not Worst.NUMBERS:
             return
         bad = ~torch.isfinite(low)
         # Infinities of the code itself, as in a mask, are the same in float32.
         if bool((bad & (low != exact)).any()):
-            self.born = number
-            self.birth = "overflow" if bool(torch.isfinite(exact[bad]).any()) else "not finite"
+            self.first_not_finite = number
+            self.not_finite_kind = "overflow" if bool(torch.isfinite(exact[bad]).any()) else "not finite"
 
     def compare_others(self, low: torch.Tensor, exact: torch.Tensor) -> None:
         """Adds a result that does not consist of floats to the counts."""
@@ -129,11 +131,12 @@ class Site:
 
     def compare_inherited(self, exact: torch.Tensor, reference: torch.Tensor | None) -> None:
         """Adds a result in float32 of the step's inputs, beside samples of the result in the step in float32."""
-        values = None if reference is None else sample(exact)
-        if values is None or reference is None or values.shape != reference.shape or not values.is_floating_point():
+        if reference is None:
             return
-        self.inherited += _size(values - reference) ** 2
-        self.inherited_of += _size(reference) ** 2
+        values = sample(exact)
+        if values is not None and values.shape == reference.shape and values.is_floating_point():
+            self.inherited += size_of(values - reference) ** 2
+            self.inherited_of += size_of(reference) ** 2
 
     def note_inputs(self, inputs: list[torch.Tensor]) -> None:
         """Stores the range of the inputs, from samples."""
@@ -154,8 +157,11 @@ def _ratio(error: float, size: float) -> float:
     return float("inf") if size == 0 else (error / size) ** 0.5
 
 
-def _size(values: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(values))
+def size_of(values: torch.Tensor) -> float:
+    """Returns the norm of the values, in float64 where the device has it: squares of large values overflow float32."""
+    has_float64 = values.device.type in ("cpu", "cuda")
+    dtype = torch.promote_types(values.dtype, torch.float64) if has_float64 else None
+    return float(torch.linalg.vector_norm(values, dtype=dtype))
 
 
 def sample(tensor: torch.Tensor, most: int = _SAMPLES) -> torch.Tensor | None:
@@ -163,10 +169,9 @@ def sample(tensor: torch.Tensor, most: int = _SAMPLES) -> torch.Tensor | None:
     Returns None if they cannot be read one by one."""
     try:
         flat = tensor.detach().reshape(-1)
-        step = max(1, flat.numel() // most)
-        if step > 1 and step % 2 == 0:
-            step -= 1  # an even step could take the same column of each row
-        chosen = flat[::step][:most]
+        step = -(-flat.numel() // most)
+        step += 1 - step % 2  # an even step could take the same column of each row
+        chosen = flat[::step]
         return chosen.float().clone() if chosen.is_floating_point() else chosen.clone()
     except (RuntimeError, NotImplementedError, TypeError):  # a class of tensors without these operations
         return None

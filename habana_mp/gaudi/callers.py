@@ -22,14 +22,10 @@ _FOR_HPUS = (
     *("/plugins/io/hpu_plugin.py", "/strategies/hpu_parallel.py", "/strategies/single_hpu.py"),
     *("/deepspeed/accelerator/", "/op_builder/hpu/"),
 )
-#: Installed code that asks on behalf of such code, too.
+#: Installed code that looks for modules for its caller.
 _ON_BEHALF = "/lightning_utilities/core/imports.py"
 
 SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "ours"
-
-
-#: The kinds of files whose frames were checked.
-_known: dict[str, str] = {}
 
 
 @cache
@@ -51,24 +47,18 @@ def _kind_of_file(path: str) -> str:
 def kind_of(frame: types.FrameType) -> str:
     """Returns the kind of the code that runs in this frame."""
     path = frame.f_code.co_filename
-    kind = _known.get(path)
-    if kind is not None:
-        return kind
     # Code from `-c`, from a prompt, or from `exec` belongs to its module.
     if path.startswith("<") and not path.startswith("<frozen"):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if root in ("__main__", "__mp_main__"):
             return SCRIPT
         return _kind_of_file(getattr(sys.modules.get(root), "__file__", None) or path)
-    kind = _known[path] = _kind_of_file(path)
-    return kind
+    return _kind_of_file(path)
 
 
 def is_script(frame: types.FrameType | None) -> bool:
     """True if the script's own code runs in this frame."""
-    if frame is None:
-        return False
-    return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # called for each device that is read
+    return frame is not None and kind_of(frame) == SCRIPT
 
 
 def _outwards(frame: types.FrameType | None) -> types.FrameType | None:
@@ -78,16 +68,17 @@ def _outwards(frame: types.FrameType | None) -> types.FrameType | None:
     return frame
 
 
-def _around_file(frame: types.FrameType | None) -> types.FrameType | None:
+def _around_file(frame: types.FrameType) -> types.FrameType | None:
     """Returns the frame of the script or of a library that called the file of this frame."""
-    outer = frame
-    while frame is not None and outer is not None and outer.f_code.co_filename == frame.f_code.co_filename:
+    outer: types.FrameType | None = frame
+    while outer is not None and outer.f_code.co_filename == frame.f_code.co_filename:
         outer = _outwards(outer.f_back)
     return outer
 
 
 def a_library_asks() -> bool:
-    """True if an installed library called that is not for HPUs. Frames of torch and Python in between are ignored."""
+    """True if an installed library called that is not for HPUs, or a script through lightning_utilities. Frames of
+    torch and Python in between are ignored."""
     frame = _outwards(inspect.currentframe())
     if frame is not None and frame.f_code.co_filename.endswith(_ON_BEHALF):
         return not _is_for_hpus(_around_file(frame))
@@ -105,7 +96,7 @@ def code_for_hpus_asks() -> bool:
     return _is_for_hpus(_outwards(inspect.currentframe()))
 
 
-def place() -> tuple[str, int]:
+def line_of_caller() -> tuple[str, int]:
     """Returns file and line of the caller outside of torch, Python and this package."""
     frame = _outwards(inspect.currentframe())
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from habana_mp.common import devices
-from habana_mp.gaudi.callers import place
+from habana_mp.gaudi.callers import line_of_caller
 
 logger = logging.getLogger("habana_mp.gaudi")
 
@@ -19,7 +19,7 @@ BEST = ("", "1", "auto")
 
 
 class _ToStandardError(logging.Handler):
-    """Writes to the ``sys.stderr`` of that moment."""
+    """Writes to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
@@ -31,22 +31,24 @@ def chosen(name: str | None) -> torch.device:
     Raises:
         ValueError: not a device, or one that is not available here.
     """
-    there = _there()
+    available = _available_types()
     if name is None or name in BEST:
-        return torch.device(there[0])
+        return torch.device(available[0])
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"`device` must be a device of torch, such as {' or '.join(there)}; got {name!r}") from error
-    if device.type not in there:
-        raise ValueError(f"`device` must be one that is here: {', '.join(there)}; got {name!r}")
+        raise ValueError(
+            f"`device` must be a device of torch, such as {' or '.join(available)}; got {name!r}"
+        ) from error
+    if device.type not in available:
+        raise ValueError(f"`device` must be one that is here: {', '.join(available)}; got {name!r}")
     count = 1 if device.type == "cpu" else int(getattr(torch, device.type).device_count())
     if (device.index or 0) >= count:
         raise ValueError(f"`device` must be one of {count} here, numbered from 0; got {name!r}")
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-def _there() -> list[str]:
+def _available_types() -> list[str]:
     """Returns the available device types, the best first."""
     return [*(one for one in devices.devices() if one not in ("cpu", "hpu")), "cpu"]
 
@@ -71,8 +73,8 @@ class Devices:
         """torch.cpu, torch.cuda, ..."""
         return getattr(torch, self.real.type)
 
-    def asked(self, name: str, otherwise: Callable[[], Any], *arguments: Any) -> Any:
-        """Calls the function of this name of torch.cuda, torch.xpu, ...; ``otherwise`` for a CPU, and without one."""
+    def call_of_module(self, name: str, otherwise: Callable[[], Any], *arguments: Any) -> Any:
+        """Calls this function of torch.cuda, torch.xpu, ..., or ``otherwise`` for a CPU or a module without it."""
         function = None if self.real.type == "cpu" else getattr(self.module, name, None)
         return otherwise() if function is None else function(*arguments)
 
@@ -85,6 +87,7 @@ class Devices:
     def numbered(self, value: Any) -> Any:
         """Returns the name of a device that is given by its number; any other value unchanged. torch refuses numbers if
         there is no accelerator."""
+        # With any device of a type, torch maps numbers itself.
         is_mapped = type(value) is int and (self.real.type == "cpu" or self.real.index is not None)
         return f"hpu:{value}" if is_mapped else value
 
@@ -93,7 +96,7 @@ class Devices:
         if not self.means(value):
             return value
         if not torch.compiler.is_compiling():  # it cannot trace the reading of frames
-            self.tell(what, value)
+            self.log_mapping(what, value)
         index = (torch.device(value) if isinstance(value, str) else value).index
         # On Gaudi each process has one device, number 0. So 0 means the current device.
         if not index or self.real.index is not None or self.real.type == "cpu":
@@ -110,13 +113,14 @@ class Devices:
         return torch.device("hpu", 0 if index is None or index == self.current_index() else index)
 
     def current_index(self) -> int:
-        return self.real.index or int(self.asked("current_device", lambda: 0))
+        index = self.real.index
+        return int(self.call_of_module("current_device", lambda: 0)) if index is None else index
 
     def real_backend(self, backend: Any) -> Any:
         """Returns the real device's backend of torch.distributed for the stand-in's; any other value unchanged."""
         if not isinstance(backend, str):
             return backend
-        parts: dict[str, str] = {}
+        parts: dict[str, str] = {}  # a dict: two names may lead to one device
         for part in backend.lower().split(","):
             device, colon, name = part.rpartition(":")
             device = self.real.type if device in self.names else device
@@ -125,7 +129,7 @@ class Devices:
         mapped = ",".join(parts.values())
         if mapped == backend.lower():
             return backend
-        self.tell(f"the backend {mapped} of torch.distributed", backend)
+        self.log_mapping(f"the backend {mapped} of torch.distributed", backend)
         return mapped
 
     def _own_backend(self) -> str:
@@ -133,9 +137,9 @@ class Devices:
         available = getattr(torch.distributed, f"is_{own}_available", lambda: True)
         return own if available() else "gloo"
 
-    def tell(self, what: str, given: Any, to: Any = None) -> None:
+    def log_mapping(self, what: str, given: Any, to: Any = None) -> None:
         """Logs once for each line of code what was mapped; without ``to``, to the real device."""
-        file, line = place()
+        file, line = line_of_caller()
         if (file, line, what) not in self._logged:
             self._logged.add((file, line, what))
             logger.info("%s:%d: %s is %s here (%s)", file, line, given, to or self.real, what)

@@ -49,7 +49,7 @@ _WITHOUT_MEANING = {
 
 _TORCH = "habana_frameworks.torch"
 
-#: Modules that are other ones.
+#: Other names of modules.
 _SAME = {
     "hmp": "habana_mp",  # for `from hmp import hmp`, as scripts for release 0.15 write it
     f"{_TORCH}.core.hccl": f"{_TORCH}.distributed.hccl",
@@ -67,11 +67,15 @@ _SAME = {
 }
 
 
+def _absent(name: str, why: str) -> str:
+    return f"`{name}` is not in habana_mp's stand-in for Gaudi: {why}"
+
+
 def refused(name: str, why: str) -> type:
     """Returns a class of this name that raises NotImplementedError when it is called."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise NotImplementedError(f"`{name}` is not in habana_mp's stand-in for Gaudi: {why}")
+        raise NotImplementedError(_absent(name, why))
 
     return type(name.rpartition(".")[2], (), {"__init__": refuse})
 
@@ -90,7 +94,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def _refusing(module: types.ModuleType, why: str) -> None:
-    """Makes every name of the module a class without objects."""
+    """Makes every name of the module a class that raises when it is called."""
 
     def find(name: str) -> Any:
         if name.startswith("__"):
@@ -116,19 +120,17 @@ class Finder(importlib.abc.MetaPathFinder):
         is_of_another_package = bool(path)  # the stand-in's packages have no path
         if root not in ROOTS or is_of_another_package or a_library_asks():
             return None
+        if fullname == root and self.installed(root) is not None:
+            if root == "habana_frameworks":
+                refuse_to_shadow(self)
+            return None  # a module of the script or of a library with the same name
         for name, why in _WITHOUT_MEANING.items():
             if fullname.startswith(name):
                 if code_for_hpus_asks():  # such a library imports what few of its users need
                     return importlib.machinery.ModuleSpec(
                         fullname, _Loader(partial(_refusing, why=why)), is_package=True
                     )
-                raise ModuleNotFoundError(
-                    f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=fullname
-                )
-        if fullname == root and self.installed(root) is not None:
-            if root == "habana_frameworks":
-                refuse_to_shadow(self)
-            return None  # a module of the script or of a library with the same name
+                raise ModuleNotFoundError(_absent(fullname, why), name=fullname)
         if fullname in _SAME:
             return importlib.machinery.ModuleSpec(fullname, _Loader(partial(_same, other=_SAME[fullname])))
         file = FOLDER.joinpath(*fullname.split("."))
@@ -140,11 +142,9 @@ class Finder(importlib.abc.MetaPathFinder):
             return spec
         if file.with_suffix(".py").exists():
             return importlib.util.spec_from_file_location(fullname, file.with_suffix(".py"))
-        if fullname == root or root != "habana_frameworks":
+        if root != "habana_frameworks":
             return None
-        raise ModuleNotFoundError(
-            f"`{fullname}` is not in habana_mp's stand-in for Gaudi; docs/gaudi.md says what is", name=fullname
-        )
+        raise ModuleNotFoundError(_absent(fullname, "docs/gaudi.md says what is in it"), name=fullname)
 
     def installed(self, root: str) -> importlib.machinery.ModuleSpec | None:
         """Returns what the other finders find under this name, or None."""

@@ -65,7 +65,7 @@ UNCOUNTED_OPERATORS = (
     *("_gather_sparse_backward",),
 )
 
-#: Overloads that return such a tensor in inference mode.
+#: Overloads that, in inference mode, return a tensor that shares the memory but not the version.
 UNCOUNTED_OVERLOADS = ("view.dtype",)
 
 #: Operators that write statistics without incrementing the version counters. Functions with these names are called too
@@ -136,9 +136,9 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
         return ()
     if "::" in name:
         return tuple(_of_operator(name))
-    is_operator = name.startswith("__") and name.endswith("__")
-    # The special methods of a namespace are those of any Python object, not operations.
-    for place, namespace in () if is_operator else namespaces():
+    is_special_method = name.startswith("__") and name.endswith("__")
+    # Those of a namespace are methods of any Python object, not operations.
+    for place, namespace in () if is_special_method else namespaces():
         candidate = getattr(namespace, name, None)
         if isinstance(candidate, types.BuiltinFunctionType) and _core.can_cover(candidate):
             found.append(Builtin(f"{place}.{name}", candidate))
@@ -195,7 +195,7 @@ def _of_operator(name: str) -> Iterator[Builtin]:
 def composite_named(name: str) -> Builtin | None:
     """Returns the Python function of torch with that name, for an operation without a builtin, or None."""
     if name == "__rtruediv__":
-        return Builtin("Tensor.__rdiv__", torch.Tensor.__rdiv__)
+        return Builtin("Tensor.__rdiv__", torch.Tensor.__rdiv__)  # torch's __rtruediv__ is __rdiv__
     # A private function is a part of an operation, or not an operation at all.
     if name in NO_OPERATION or name.startswith("_"):
         return None

@@ -18,9 +18,16 @@ _with_statistics = partial(
 )
 
 
-def _affine(weight: int, bias: int) -> Castable:
+def _input_and_affine(weight: int, bias: int) -> Castable:
     why = "on a CPU the kernels take float32 weights beside a lower input"
     return Castable((0, weight, bias), why, off_cpu=(weight, bias), off_cpu_keywords=("weight", "bias"))
+
+
+def _by_native(name: str) -> Operation:
+    """Returns the row of an operation that calls only its native one."""
+    native = f"native_{name}"
+    castable = _input_and_affine(2, 3)
+    return Operation(name, FIRST_INPUT, family=native, parts=native, is_only_parts=True, castable=castable)
 
 
 ROWS = (
@@ -38,24 +45,10 @@ ROWS = (
         "batch_norm_update_stats batch_norm_gather_stats batch_norm_gather_stats_with_counts",
         castable=Castable((0,), "statistics are updated in place", kept_keywords=("running_mean", "running_var")),
     ),
-    Operation(
-        "layer_norm",
-        FIRST_INPUT,
-        family="native_layer_norm",
-        parts="native_layer_norm",
-        is_only_parts=True,
-        castable=_affine(2, 3),
-    ),
-    Operation("native_layer_norm", FIRST_INPUT, castable=_affine(2, 3)),
-    Operation(
-        "group_norm",
-        FIRST_INPUT,
-        family="native_group_norm",
-        parts="native_group_norm",
-        is_only_parts=True,
-        castable=_affine(2, 3),
-    ),
-    Operation("native_group_norm", FIRST_INPUT, castable=_affine(1, 2)),
+    _by_native("layer_norm"),
+    Operation("native_layer_norm", FIRST_INPUT, castable=_input_and_affine(2, 3)),
+    _by_native("group_norm"),
+    Operation("native_group_norm", FIRST_INPUT, castable=_input_and_affine(1, 2)),
     Operation("rms_norm", FIRST_INPUT),
     Operation("local_response_norm", NO_KERNEL),
 )

@@ -73,14 +73,14 @@ def _of_operator(name: str) -> tuple[str, ...]:
 
 
 def _name_of(known: Any, name: str) -> str:
-    """Returns the name of an operation. A builtin has its own name, even under another one (``linalg.inv``)."""
+    """Returns a builtin's own name (``linalg_inv`` for ``linalg.inv``), else the given one."""
     return known.__name__ if isinstance(known, types.BuiltinFunctionType) else name
 
 
 def _called_by(kind: type[torch.nn.Module]) -> tuple[str, ...]:
     """Returns the operation that the forward of a module calls; an empty tuple if it calls only other modules.
 
-    A convolution pads first, and attention checks dtypes. So a function in `torch.nn.functional` comes before others.
+    `MultiheadAttention` checks dtypes by functions of `torch` first. So one of `torch.nn.functional` comes before them.
     """
     named = list(_named_in(kind, "forward", {"forward"}))
     found = (name for place in (F, torch) for where, name in named if where is place and find.exists(name))

@@ -100,10 +100,10 @@ class Recorder:
         """Makes a call, and records it if it makes tensors."""
         if not self._records():
             return call()
-        given = list(tensors_in(arguments))
+        given = tensors_in(arguments)
         inputs = _core.call_unseen(lambda: [self._described(one) for one in given])
         result = call()
-        results = list(tensors_in(result))
+        results = tensors_in(result)
         if results:
             origin, decision = here(), _core.observed_decision() or ("unchanged", "")
             if graph is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -40,10 +40,10 @@ class Call:
     before: Worst | None = None
 
     def inputs(self) -> list[torch.Tensor]:
-        return list(tensors_in((self.arguments, self.keywords)))
+        return tensors_in((self.arguments, self.keywords))
 
     def results(self) -> list[torch.Tensor]:
-        return list(tensors_in(self.result))
+        return tensors_in(self.result)
 
     def numbers(self) -> list[float]:
         """Returns the numbers that the code writes."""
@@ -55,8 +55,11 @@ class Call:
         return self.before
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    return (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Returns the tensors in arguments or results, also those in lists."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def node_of(tensor: torch.Tensor) -> Any:

@@ -1,7 +1,7 @@
 """``habana-mp diagnose``: which operations of an unmodified script are harmful in lower precision.
 
 The script runs several times, each time in a process of its own up to the end of the step that is looked at: in
-float32, as it is, and with single lines in float32.
+float32, as it is, and with some lines in float32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main(words: Sequence[str]) -> int:
     given, script = parsed(parser, words)
     conversion = Conversion(options_given(parser, given, "diagnose"))
     with ProgressLine() as progress, tempfile.TemporaryDirectory() as folder:
-        found = look(RunsOfScript(conversion, script, given.step - 1, Path(folder), {}), given.step - 1, progress)
+        skipped = given.step - 1
+        found = look(RunsOfScript(conversion, script, skipped, Path(folder), {}), skipped, progress)
     print(found)
     if given.report_file:
         write(found, given.report_file)
@@ -69,7 +70,7 @@ class RunsOfScript:
 
     compiles = False
     advice = (
-        "the script must do the same each time it runs; set its seeds, and switch off what follows the time or threads"
+        "the script must do the same each time it runs; set its seeds, and switch off what depends on time or threads"
     )
 
     def __init__(

@@ -7,7 +7,6 @@ import json
 import math
 import random
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import Diagnosis, HmpWarning, hmp
-from habana_mp.diagnosis.outcomes import Run, deviations
+from habana_mp.diagnosis.exact import may_be_random
+from habana_mp.diagnosis.outcomes import Run, RunMode, Tolerances, deviations
+from habana_mp.diagnosis.search import Search
+from habana_mp.diagnosis.sites import Line, Site, sample
 
 
 class Model(nn.Module):
@@ -257,45 +259,33 @@ def test_what_a_step_changes_in_modules_that_it_does_not_call_is_as_before() -> 
 
 
 def test_another_thread_trains_meanwhile_as_without_a_diagnosis() -> None:
-    def train(model: nn.Module, steps: int, seen: set[Any], ended: threading.Event) -> None:
+    def train(model: nn.Module) -> set[Any]:
+        seen: set[Any] = set()
         optimizer, x = torch.optim.Adam(model.parameters()), torch.linspace(-1, 1, 64).reshape(8, 8)
         optimizer.zero_grad()
-        for number in range(steps):
+        for number in range(300):
             result = model(x)
             seen.add(result.dtype)
             result.float().square().mean().backward()
             if number % 2:  # gradients are summed over two batches
                 optimizer.step()
                 optimizer.zero_grad()
-        ended.set()
+        return seen
 
     torch.manual_seed(0)
     other = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     alone = copy.deepcopy(other)
     _, step = _made()
     hmp.convert(**LOWER)
-    alone_saw: set[Any] = set()
-    train(alone, 300, alone_saw, threading.Event())
-    seen: set[Any] = set()
-    ended = threading.Event()
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            train(other, 300, seen, ended)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    runs = 0
-    while not ended.is_set() and not failed:
-        assert _names_the_line(hmp.diagnose(step))
-        runs += 1
-    thread.join()
-    assert not failed
+    alone_saw = train(alone)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train, other)
+        runs = 0
+        while not training.done():
+            assert _names_the_line(hmp.diagnose(step))
+            runs += 1
     assert runs >= 1
-    assert seen == alone_saw
+    assert training.result() == alone_saw
     for one, expected in zip(other.parameters(), alone.parameters(), strict=True):
         assert torch.equal(one, expected)
 
@@ -554,6 +544,34 @@ def test_float16_tells_the_range_that_is_left() -> None:
     assert row.range_left[1] == pytest.approx(6, abs=0.1)  # 65504 is nearly 2^16
 
 
+@pytest.mark.parametrize("count", [0, 1, 129, 255, 383, 100_000])
+def test_samples_are_spread_over_the_whole_tensor(count: int) -> None:
+    chosen = sample(torch.arange(count))
+    assert min(count, 128) / 3 <= chosen.numel() <= 128
+    assert not count or count - int(chosen[-1]) <= -(-count // chosen.numel())
+
+
+@pytest.mark.parametrize("largest", [1e25, torch.finfo(torch.bfloat16).min])
+def test_large_values_and_masks_do_not_hide_an_error(largest: float) -> None:
+    site, exact = Site(Line("add", "train.py", 1), ""), torch.tensor([1.003, largest])
+    site.compare(exact.bfloat16(), exact, [exact], 1)
+    assert 1e-3 < site.local_error < 4e-3
+
+
+def test_operations_with_random_numbers_are_known_by_their_names() -> None:
+    drawn = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        operator, _, overload = name.removeprefix("aten::").partition(".")
+        found = getattr(getattr(torch.ops.aten, operator, None), overload or "default", None)
+        if name.startswith("aten::") and torch.Tag.nondeterministic_seeded in found.tags:
+            drawn.add(operator)
+    assert {one for one in drawn if not may_be_random(one)} <= {
+        "_fused_sdp_choice",
+        "_nested_tensor_softmax_with_shape",
+    }
+    assert not any(map(may_be_random, ("lgamma", "digamma", "polygamma", "igamma", "poisson_nll_loss", "normalize")))
+
+
 # ---- what it tells ---------------------------------------------------------------------------------------------------
 
 
@@ -602,6 +620,24 @@ def test_a_loss_that_is_not_finite_is_told_as_that() -> None:
     assert found.excess["the loss"] == math.inf
     assert found.to_dict()["excess"]["the loss"] is None
     assert math.isfinite(deviations(Run(loss=1.0), Run(loss=1e-9))["the loss"])
+
+
+def test_a_finding_states_only_runs_that_were_made() -> None:
+    sites = [Site(Line("add", "train.py", number), "", error=1.0, effect=60.0 - number) for number in range(60)]
+    harmful, made = {one.where for one in sites[3::7]}, []
+
+    class Runs:
+        def run(self, mode: RunMode) -> Run:
+            made.append(mode.lines)
+            return Run(loss=1.0 + 0.1 * len(harmful - mode.lines))
+
+    search = Search(Runs(), Run(loss=1.0), Tolerances(), {"the loss": 0.1 * len(harmful)})
+    found = search.findings(sites, 0, lambda _: None)
+    assert len(found) > len(harmful)  # too many lines for so few runs
+    for one in found:
+        others = {site.where for site in sites if site.where.line in {other.line for other in found} - {one.line}}
+        words = "; the loss is wrong by 90 %, and with this line and those of the other findings in float32 by 0 %"
+        assert ("with the lines of the other findings in float32" if others in made else words) in one.text
 
 
 def test_a_step_that_can_tell_nothing_is_no_healthy_one() -> None:

@@ -98,9 +98,10 @@ def test_the_real_package_is_never_shadowed(tmp_path: Path) -> None:
     assert told in done.stdout
 
 
-def test_a_module_of_the_scripts_that_is_called_hmp_stays_the_scripts(tmp_path: Path) -> None:
-    (tmp_path / "hmp.py").write_text("own = True\n")
-    assert gaudi("import hmp; print(hmp.own)", PYTHONPATH=str(tmp_path)) == ["True"]
+def test_modules_of_the_script_with_such_names_stay_the_scripts(tmp_path: Path) -> None:
+    for name in ("hmp", "habana_dl_app", "habana_dataloader"):
+        (tmp_path / f"{name}.py").write_text("own = True\n")
+        assert gaudi(f"import {name}; print({name}.own)", PYTHONPATH=str(tmp_path)) == ["True"]
 
 
 def test_the_environment_variable_switches_it_on_where_the_package_is_imported() -> None:
@@ -147,14 +148,16 @@ def test_switch_on_takes_a_device_that_is_here() -> None:
         from habana_mp.gaudi import devices, prepare_children, switch_on
         switch_on("cpu"), switch_on(None), prepare_children("cpu")
         print(devices().real, os.environ["HABANA_MP_GAUDI"])
+        torch.cuda.current_device = lambda: 1
+        print(*[type(devices())(torch.device(one)).current_index() for one in ("cuda:0", "cuda:2", "cuda", "cpu")])
         for wrong in ("cuda:7", "tpu"):
             try:
                 switch_on(wrong)
             except ValueError as error:
                 print(error)
         """
-    first, *errors = gaudi(code)
-    assert first == "cpu cpu"
+    first, numbers, *errors = gaudi(code)
+    assert (first, numbers) == ("cpu cpu", "0 2 1 0")
     assert errors[0] == "`device` must be one that is here: cpu; got 'cuda:7'"
     for error, name in zip(errors, ("cuda:7", "tpu"), strict=True):
         assert error.startswith("`device` must be ")

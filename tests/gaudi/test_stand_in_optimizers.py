@@ -23,7 +23,7 @@ def stepped(make, layout=lambda tensor: tensor):
 """
 
 
-def test_adamw_steps_weights_of_any_strides_alike_and_lets_a_late_backward_raise() -> None:
+def test_adamw_steps_weights_of_any_strides_alike_and_lets_only_a_late_backward_raise() -> None:
     code = """
         def apart(tensor):
             \"\"\"Its elements lie two apart.\"\"\"
@@ -33,17 +33,21 @@ def test_adamw_steps_weights_of_any_strides_alike_and_lets_a_late_backward_raise
         for layout in (apart, lambda tensor: tensor.t().contiguous().t()):
             for one, other in zip(stepped(make), stepped(make, layout)):
                 torch.testing.assert_close(one, other)
-        weight = torch.nn.Parameter(torch.ones(3))
+        made = torch.ones(3), torch.ones(3), torch.ones(3, 3).t()
+        weight, unused, strided = map(torch.nn.Parameter, made)
         x = torch.ones(3, requires_grad=True)
-        result = (weight * x).sum()
+        result, of_unused = (weight * x).sum(), (unused * x).sum()
         weight.grad = torch.ones(3)
-        make([weight]).step()
+        optimizer = make([{"params": [weight, unused]}, {"params": [strided]}])
+        optimizer.step()
+        print(*[group["fused"] for group in optimizer.param_groups])  # with None, torch chooses
+        of_unused.backward()  # its version is the same, since it has no gradient
         try:
             result.backward()
         except RuntimeError as error:
             print("modified by an inplace operation" in str(error))
         """
-    assert gaudi(STEPS + textwrap.dedent(code)) == ["True"]
+    assert gaudi(STEPS + textwrap.dedent(code)) == ["True None", "True"]
 
 
 def test_averages_in_bfloat16_move_weights_as_those_in_float32_do() -> None:
@@ -78,3 +82,19 @@ def test_a_scaler_unscales_gradients_before_lars_asks_for_their_norms() -> None:
         print(float(results[0][7]) < 1)
         """
     assert gaudi(STEPS + textwrap.dedent(code)) == ["True"]
+
+
+def test_options_hold_in_derived_classes_and_in_single_groups() -> None:
+    code = """
+        from habana_frameworks.torch.hpex.optimizers import FusedAdagrad, FusedSGD
+
+        one, other = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+        one.grad = torch.ones(1)
+        type("Derived", (FusedAdamW,), {})([one], lr=0.1, bias_correction=False).step()
+        print(round(float(one), 4))
+        for kind in (FusedSGD, FusedAdagrad):
+            one.grad, other.grad = torch.ones(1).to_sparse(), torch.ones(1).to_sparse()
+            kind([{"params": [one]}, {"params": [other], "weight_decay": 0.1}]).step()
+            print(one.grad.is_sparse, other.grad.is_sparse)
+        """
+    assert gaudi(STEPS + textwrap.dedent(code)) == ["0.6838", "True False", "True False"]

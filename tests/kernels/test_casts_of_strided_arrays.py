@@ -98,7 +98,5 @@ def test_random_views_are_cast_and_nothing_beside_them_is_touched(data: st.DataO
     out_memory, out_view = strided(target)
     array, expected = view(memory), out_memory.copy()
     out_view(expected)[...] = torch_bits(np.ascontiguousarray(array), source, target)
-    _core.kernels_cast(
-        array.view(DTYPES[source]), DTYPES[target], out_view(out_memory).view(DTYPES[target]), 2, path
-    )
+    _core.kernels_cast(array.view(DTYPES[source]), DTYPES[target], out_view(out_memory).view(DTYPES[target]), 2, path)
     assert_same_bits(out_memory.ravel(), expected.ravel(), target)

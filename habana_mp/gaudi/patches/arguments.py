@@ -82,7 +82,7 @@ def change_loaders(hpu: Devices, changes: Changes) -> None:
     def pin(arguments: dict[str, Any]) -> None:
         device = arguments.get("pin_memory_device")
         if device and hpu.means(device):
-            hpu.tell("pin_memory_device of a DataLoader", device)
+            hpu.log_mapping("pin_memory_device of a DataLoader", device)
             # torch pins memory for the device that is available, and needs none for the CPU.
             arguments["pin_memory_device"] = ""
             if hpu.real.type == "cpu":

@@ -38,7 +38,7 @@ def change_backends(hpu: Devices, changes: Changes) -> None:
     def change(module: Any) -> None:
         def backend(name: str) -> Any:
             def compile_graph(graph: Any, inputs: list[Any], **_: Any) -> Any:
-                hpu.tell("torch.compile", name, _DEFAULT)
+                hpu.log_mapping("torch.compile", name, _DEFAULT)
                 return module.lookup_backend(_DEFAULT)(graph, inputs)  # without Gaudi's options
 
             return compile_graph

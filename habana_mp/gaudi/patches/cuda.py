@@ -64,7 +64,7 @@ def change_cuda(hpu: Devices, torch_hpu: Any, changes: Changes) -> None:
             frame = inspect.currentframe()
             if frame is None or not is_script(frame.f_back):
                 return original(*args, **kwargs)
-            hpu.tell(f"{module.__name__}.{name}", "cuda")
+            hpu.log_mapping(f"{module.__name__}.{name}", "cuda")
             return instead(*args, **kwargs)
 
         changes.exchange(module, name, function)

@@ -24,27 +24,35 @@ def make_gradients_dense(params: Iterable[Tensor]) -> None:
             param.grad = param.grad.to_dense()
 
 
-def _made_dense(optimizer: Optimizer, *_: Any) -> None:
+def _make_dense(optimizer: Optimizer, *_: Any) -> None:
     """Makes sparse gradients dense: these optimizers change every value of a weight in every step."""
     for group in optimizer.param_groups:
         make_gradients_dense(group["params"])
 
 
-def _may_be_fused(optimizer: Optimizer, *_: Any) -> None:
+def _make_dense_where_needed(optimizer: Optimizer, *_: Any) -> None:
+    """Makes sparse gradients dense in the groups with weight decay or momentum, which change every value."""
+    for group in optimizer.param_groups:
+        if group["weight_decay"] or group.get("momentum"):
+            make_gradients_dense(group["params"])
+
+
+def _choose_fused(optimizer: Optimizer, *_: Any) -> None:
     """Selects torch's fused step for the CPU where all tensors are contiguous, since that step ignores strides."""
     for group in optimizer.param_groups:
-        group["fused"] = all(
+        is_fused = all(
             tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
             for param in group["params"]
             for tensor in (param, param.grad, *optimizer.state[param].values())
             if tensor is not None
         )
+        group["fused"] = is_fused or None  # with None, torch chooses among its other steps
 
 
-def _versions_are_incremented(optimizer: Optimizer, *_: Any) -> None:
+def _increment_versions(optimizer: Optimizer, *_: Any) -> None:
     """Lets a backward that needs the old weights raise. torch's fused step increments no version."""
     for group in optimizer.param_groups:
-        increment_version(group["params"])
+        increment_version([param for param in group["params"] if param.grad is not None])
 
 
 def _loss_of(closure: _Closure) -> Any:
@@ -67,12 +75,15 @@ class FusedAdamW(torch.optim.AdamW):
         weight_decay: float = 0.0,
         bias_correction: bool = True,
     ) -> None:
-        if not bias_correction and type(self) is FusedAdamW:
-            self.__class__ = _UncorrectedAdamW  # torch's step always corrects the averages
+        kind = type(self)
+        if not bias_correction:  # torch's step always corrects the averages, so another one takes its place
+            is_own = kind is FusedAdamW
+            self.__class__ = _UncorrectedAdamW if is_own else type(kind.__name__, (kind, _UncorrectedAdamW), {})
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        self.register_step_pre_hook(_made_dense)
-        self.register_step_pre_hook(_may_be_fused)
-        self.register_step_post_hook(_versions_are_incremented)
+        self.register_step_pre_hook(_make_dense)
+        if bias_correction:
+            self.register_step_pre_hook(_choose_fused)
+            self.register_step_post_hook(_increment_versions)
 
 
 class _UncorrectedAdamW(FusedAdamW):
@@ -117,8 +128,8 @@ def _adam_update(
     average.mul_(beta1).add_(grad, alpha=1 - beta1 if averages_gradient else 1.0)
     square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     dtype = torch.promote_types(average.dtype, torch.float32)
-    correction, of_square = (1 - beta1**step, 1 - beta2**step) if corrects else (1.0, 1.0)
-    return (average.to(dtype) / correction).div_((square.to(dtype) / of_square).sqrt_().add_(group["eps"]))
+    correction, square_correction = (1 - beta1**step, 1 - beta2**step) if corrects else (1.0, 1.0)
+    return (average.to(dtype) / correction).div_((square.to(dtype) / square_correction).sqrt_().add_(group["eps"]))
 
 
 class FusedSGD(torch.optim.SGD):
@@ -136,8 +147,7 @@ class FusedSGD(torch.optim.SGD):
         super().__init__(
             params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
         )
-        if momentum or weight_decay:
-            self.register_step_pre_hook(_made_dense)
+        self.register_step_pre_hook(_make_dense_where_needed)
 
 
 class FusedResourceApplyMomentum(FusedSGD):
@@ -162,8 +172,7 @@ class FusedAdagrad(torch.optim.Adagrad):
         eps: float = 1e-10,
     ) -> None:
         super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
-        if weight_decay:
-            self.register_step_pre_hook(_made_dense)  # torch.optim.Adagrad refuses weight decay with sparse gradients
+        self.register_step_pre_hook(_make_dense_where_needed)
 
 
 class FusedLamb(Optimizer):
@@ -175,7 +184,7 @@ class FusedLamb(Optimizer):
         bias_correction: True to correct the averages, which begin at zero.
         betas: The decay rates of the averages of the gradient and of its square.
         eps: Added to the square root of the second average.
-        weight_decay: The factor of the weight decay.
+        weight_decay: This many times the weight is added to the update, or to the gradient (see ``adam_w_mode``).
         dtype: The dtype of the averages; None for that of the weights.
         adam_w_mode: True to add the decay to the update; False to add it to the gradient.
         grad_averaging: True to multiply a gradient by ``1 - betas[0]`` before it is added to its average.
@@ -215,7 +224,7 @@ class FusedLamb(Optimizer):
     def step(self, closure: _Closure = None) -> Any:
         """Performs a single optimization step."""
         loss = _loss_of(closure)
-        _made_dense(self)
+        _make_dense(self)
         grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         for group in self.param_groups:
@@ -239,14 +248,15 @@ class FusedLamb(Optimizer):
         if decay and group["adam_w_mode"]:
             update.add_(param, alpha=decay)
         if decay or group["use_nvlamb"]:
-            size, of_update = torch.linalg.vector_norm(param), torch.linalg.vector_norm(update)
-            update.mul_(torch.where((size > 0) & (of_update > 0), size / of_update, torch.ones_like(size)))
+            norm, update_norm = torch.linalg.vector_norm(param), torch.linalg.vector_norm(update)
+            update.mul_(torch.where((norm > 0) & (update_norm > 0), norm / update_norm, torch.ones_like(norm)))
         param.add_(update, alpha=-group["lr"])
 
 
 class FusedLars(Optimizer):
     """LARS around another optimizer. Before its step, the weight decay is added to each gradient, and the gradient is
-    multiplied by ``eeta * |weight| / (|gradient| + weight_decay * |weight| + eps)``, with the norms before this.
+    multiplied by ``eeta * |weight| / (|gradient| + weight_decay * |weight| + eps)``. The norms are those before the
+    decay is added.
 
     ``Optimizer.__init__`` is not called: the groups and the state are those of the inner optimizer.
 
@@ -292,10 +302,8 @@ class FusedLars(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group. The gradients of its weights are scaled."""
-        before = sum(len(group["params"]) for group in self.param_groups)
         self.optim.add_param_group(param_group)
-        count = sum(len(group["params"]) for group in self.param_groups)
-        self._is_scaled += [True] * (count - before)
+        self._is_scaled += [True] * len(self.param_groups[-1]["params"])
 
     #: GradScaler must unscale the gradients itself: their norms are needed before the inner optimizer's step.
     _step_supports_amp_scaling = False
@@ -304,11 +312,11 @@ class FusedLars(Optimizer):
     def step(self, closure: _Closure = None) -> Any:
         """Scales the gradients in place, and makes the inner optimizer's step. Returns the loss of the closure."""
         loss = _loss_of(closure)
-        _made_dense(self)
+        _make_dense(self)
         decays = [group.get("weight_decay", 0) for group in self.param_groups]
         is_scaled = iter(self._is_scaled)
         for group, decay in zip(self.param_groups, decays, strict=True):
-            sign = -1 if group.get("maximize", False) else 1
+            sign = -1 if group.get("maximize", False) else 1  # with it, the inner optimizer negates the gradient
             for param in group["params"]:
                 self._scale(param, sign * decay, is_scaled=next(is_scaled))
         try:
@@ -327,9 +335,9 @@ class FusedLars(Optimizer):
         grad = param.grad
         if grad is None:
             return
-        size, of_grad = torch.linalg.vector_norm(param), torch.linalg.vector_norm(grad)
+        norm, grad_norm = torch.linalg.vector_norm(param), torch.linalg.vector_norm(grad)
         if decay:
             grad.add_(param, alpha=decay)
         if is_scaled:
-            ratio = self._eeta * size / (of_grad + abs(decay) * size + self._eps)
-            grad.mul_(torch.where((size > 0) & (of_grad > 0), ratio, torch.ones_like(ratio)))
+            ratio = self._eeta * norm / (grad_norm + abs(decay) * norm + self._eps)
+            grad.mul_(torch.where((norm > 0) & (grad_norm > 0), ratio, torch.ones_like(ratio)))

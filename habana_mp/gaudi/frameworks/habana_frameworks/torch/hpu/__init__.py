@@ -53,17 +53,17 @@ def is_available() -> bool:
 
 def init() -> None:
     """Lets torch initialise the device now, if it can."""
-    devices().asked("init", lambda: None)
+    devices().call_of_module("init", lambda: None)
 
 
 def is_initialized() -> bool:
     """True if torch has initialised the device."""
-    return bool(devices().asked("is_initialized", lambda: True))
+    return bool(devices().call_of_module("is_initialized", lambda: True))
 
 
 def device_count() -> int:
     """Returns the number of devices of the type that ``"hpu"`` leads to; 1 for the CPU."""
-    return int(devices().asked("device_count", lambda: 1))
+    return int(devices().call_of_module("device_count", lambda: 1))
 
 
 def current_device() -> int:
@@ -74,12 +74,12 @@ def current_device() -> int:
 def set_device(device: Any) -> None:
     """Makes this the current device. A CPU is the only device of its type."""
     index = device if isinstance(device, int) else torch.device(device).index
-    devices().asked("set_device", lambda: None, 0 if index is None else index)
+    devices().call_of_module("set_device", lambda: None, 0 if index is None else index)
 
 
 def get_device_name(device: Any = None) -> str:
     """Returns the real device's name."""
-    return str(devices().asked("get_device_name", lambda: f"{devices().real.type} ({platform.machine()})"))
+    return str(devices().call_of_module("get_device_name", lambda: f"{devices().real.type} ({platform.machine()})"))
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
@@ -92,17 +92,17 @@ def get_device_properties(device: Any = None) -> Any:
     """Returns the real device's properties; for a CPU its name, its memory in bytes, and its number of processors."""
     total, count = memory.mem_get_info()[1], os.cpu_count() or 1
     of_cpu = {"name": get_device_name(), "major": 0, "minor": 0, "total_memory": total, "multi_processor_count": count}
-    return devices().asked("get_device_properties", lambda: types.SimpleNamespace(**of_cpu), current_device())
+    return devices().call_of_module("get_device_properties", lambda: types.SimpleNamespace(**of_cpu), current_device())
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
     """True if one device can read the memory of the other; on a CPU there is one memory."""
-    return bool(devices().asked("can_device_access_peer", lambda: True, device, peer_device))
+    return bool(devices().call_of_module("can_device_access_peer", lambda: True, device, peer_device))
 
 
 def ipc_collect() -> None:
     """Frees memory that was shared with processes which ended; on a CPU they free it themselves."""
-    devices().asked("ipc_collect", lambda: None)
+    devices().call_of_module("ipc_collect", lambda: None)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def device(device: Any) -> Iterator[None]:
 
 def is_bf16_supported() -> bool:
     """True if the device can compute in bfloat16."""
-    return bool(devices().asked("is_bf16_supported", lambda: True))
+    return bool(devices().call_of_module("is_bf16_supported", lambda: True))
 
 
 def enable_dynamic_shape() -> None:

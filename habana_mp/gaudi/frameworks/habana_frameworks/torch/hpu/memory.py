@@ -35,22 +35,22 @@ def _of_process(field: str) -> int:
 
 def memory_allocated(device: Any = None) -> int:
     """Returns the bytes that tensors take now; on a CPU, the bytes that this process takes."""
-    return int(devices().asked("memory_allocated", lambda: _of_process("VmRSS")))
+    return int(devices().call_of_module("memory_allocated", lambda: _of_process("VmRSS")))
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """Returns the peak of :func:`memory_allocated` since the last reset."""
-    return int(devices().asked("max_memory_allocated", lambda: _of_process("VmHWM")))
+    return int(devices().call_of_module("max_memory_allocated", lambda: _of_process("VmHWM")))
 
 
 def memory_reserved(device: Any = None) -> int:
     """Returns the bytes that are reserved now."""
-    return int(devices().asked("memory_reserved", lambda: _of_process("VmRSS")))
+    return int(devices().call_of_module("memory_reserved", lambda: _of_process("VmRSS")))
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """Returns the peak of :func:`memory_reserved` since the last reset."""
-    return int(devices().asked("max_memory_reserved", lambda: _of_process("VmHWM")))
+    return int(devices().call_of_module("max_memory_reserved", lambda: _of_process("VmHWM")))
 
 
 #: Former names, which DeepSpeed asks for.
@@ -63,12 +63,12 @@ def _reset_peak() -> None:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Resets the peak to the current value."""
-    devices().asked("reset_peak_memory_stats", _reset_peak)
+    devices().call_of_module("reset_peak_memory_stats", _reset_peak)
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Resets what the real device has counted so far; for a CPU nothing is counted."""
-    devices().asked("reset_accumulated_memory_stats", lambda: None)
+    devices().call_of_module("reset_accumulated_memory_stats", lambda: None)
 
 
 reset_max_memory_allocated = reset_peak_memory_stats
@@ -81,13 +81,13 @@ def _of_machine() -> tuple[int, int]:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Returns the free bytes, and the bytes in total."""
-    free, total = devices().asked("mem_get_info", _of_machine)
+    free, total = devices().call_of_module("mem_get_info", _of_machine)
     return int(free), int(total)
 
 
 def empty_cache() -> None:
     """Frees memory that torch keeps for later; on a CPU it keeps none."""
-    devices().asked("empty_cache", lambda: None)
+    devices().call_of_module("empty_cache", lambda: None)
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:

@@ -44,7 +44,7 @@ def get_rng_state(device: Any = "hpu") -> Tensor:
 
 def get_rng_state_all() -> list[Tensor]:
     """Returns the state of each device's generator."""
-    return list(devices().asked("get_rng_state_all", lambda: [get_rng_state()]))
+    return list(devices().call_of_module("get_rng_state_all", lambda: [get_rng_state()]))
 
 
 def set_rng_state(new_state: Tensor, device: Any = "hpu") -> None:
@@ -55,7 +55,7 @@ def set_rng_state(new_state: Tensor, device: Any = "hpu") -> None:
 def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
     """Sets the state of each device's generator."""
     states = list(new_states)
-    devices().asked("set_rng_state_all", lambda: set_rng_state(states[0]), states)
+    devices().call_of_module("set_rng_state_all", lambda: set_rng_state(states[0]), states)
 
 
 def manual_seed(seed: int) -> None:

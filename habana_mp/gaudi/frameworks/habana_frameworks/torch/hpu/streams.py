@@ -130,7 +130,7 @@ def current_stream(device: Any = None) -> Any:
 
 def default_stream(device: Any = None) -> Any:
     """Returns the stream that is current if no other was chosen."""
-    return _default if _on_host() else devices().asked("default_stream", current_stream)
+    return _default if _on_host() else devices().call_of_module("default_stream", current_stream)
 
 
 def set_stream(stream: Any) -> None:
