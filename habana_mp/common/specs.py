@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
-def spec_in(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Returns the spec of a module in its package's ``path`` (None: of a module that is in no package), or None."""
+def spec_in(name: str, path: Sequence[str] | None, without: Any = None) -> importlib.machinery.ModuleSpec | None:
+    """Returns the spec of a module in its package's ``path`` (None: of a module that is in no package), or None. One
+    finder may be left out."""
     for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec: importlib.machinery.ModuleSpec | None = None if find is None else find(name, path, None)
-        if spec is not None:
-            return spec
+        find: Any = None if finder is without else getattr(finder, "find_spec", None)
+        if find is not None and (spec := find(name, path, None)) is not None:
+            return spec  # type: ignore[no-any-return]  # a spec
     return None
 
 

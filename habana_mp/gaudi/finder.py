@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from habana_mp.common.specs import spec_in
 from habana_mp.gaudi.callers import a_library_asks, code_for_hpus_asks
 
 FOLDER = Path(__file__).parent / "frameworks"
@@ -58,12 +59,11 @@ _SAME = {
     f"{_TORCH}.core.step_closure": f"{_TORCH}.utils",
     f"{_TORCH}.dynamo.compile_backend.experimental": f"{_TORCH}.utils",
     f"{_TORCH}.hpex.hmp": "habana_mp.hmp",
-    f"{_TORCH}.utils.debug": f"{_TORCH}.utils",
     f"{_TORCH}.utils.distributed_utils": f"{_TORCH}.distributed.hccl",
-    f"{_TORCH}.utils.experimental": f"{_TORCH}.utils",
-    f"{_TORCH}.utils.internal": f"{_TORCH}.utils",
-    f"{_TORCH}.utils.lib_utils": f"{_TORCH}.utils",
-    f"{_TORCH}.utils.library_loader": f"{_TORCH}.utils",
+    **{
+        f"{_TORCH}.utils.{name}": f"{_TORCH}.utils"
+        for name in ("debug", "experimental", "internal", "lib_utils", "library_loader")
+    },
 }
 
 
@@ -148,11 +148,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def installed(self, root: str) -> importlib.machinery.ModuleSpec | None:
         """Returns what the other finders find under this name, or None."""
-        for finder in list(sys.meta_path):
-            find: Any = getattr(finder, "find_spec", None)
-            if finder is not self and find is not None and (spec := find(root, None, None)) is not None:
-                return spec  # type: ignore[no-any-return]  # a spec
-        return None
+        return spec_in(root, None, without=self)
 
 
 def refuse_to_shadow(finder: Finder) -> None:

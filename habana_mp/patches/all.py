@@ -11,7 +11,6 @@ from habana_mp.patches.torch import autograd_hooks, checkpoint, checks_of_dtypes
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.begun_backwards import BACKWARD
-from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
 from habana_mp.patches.torch.dynamo import OwnCode, WholeInPlaceOperations, nothing_compiled
 from habana_mp.patches.torch.exact_code_in_graphs import ResumedExactCode, exact_code_in_graphs
 from habana_mp.patches.torch.export import RegionsInExport
@@ -20,7 +19,7 @@ from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModelResults, ModuleCalls
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps, UnwrappedSteps
 from habana_mp.patches.torch.products import Products
-from habana_mp.patches.torch.recognised_code import RecognisedCode
+from habana_mp.patches.torch.recognised_code import DISTRIBUTED, DistributedCode, RecognisedCode
 from habana_mp.patches.torch.stored_values import StoredValues
 from habana_mp.patches.torch.weight_cache import WeightCache
 

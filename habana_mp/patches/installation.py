@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from habana_mp.patches.all import Patches
 
 _R = TypeVar("_R")
-
-
 _Observer = Literal["watch", "guard", "diagnosis", "record"]
 
 

@@ -7,6 +7,7 @@ calls a copy of the function that has the original code.
 from __future__ import annotations
 
 import types
+from operator import attrgetter
 from typing import Any
 
 from habana_mp import _core
@@ -33,7 +34,8 @@ class Composite(WhenImported):
         super().install(settings)
 
     def do(self, module: Any) -> None:
-        if not can_change("allowed functions", lambda: _can_be_told(module)):
+        parts = attrgetter("_allowed_callable_ids.add", "_allowed_callable_ids.remove", "is_callable_allowed")
+        if not can_change("allowed functions", lambda: all(map(callable, parts(module)))):
             return
         self._is_known = module.is_callable_allowed(self._function)
         if not self._is_known:
@@ -43,9 +45,3 @@ class Composite(WhenImported):
         if not self._is_known:
             module._allowed_callable_ids.remove(id(self._function))
             self._is_known = True
-
-
-def _can_be_told(rules: Any) -> bool:
-    """True if functions can be added to Dynamo's set. Raises AttributeError if a part of it is missing."""
-    ids = rules._allowed_callable_ids
-    return callable(ids.add) and callable(ids.remove) and callable(rules.is_callable_allowed)

@@ -10,16 +10,8 @@ import ctypes
 import os
 
 from habana_mp import _core
-from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.tracked_casts import RecordedCast
-
-_MALLOPT = Assumption(
-    "glibc.mallopt",
-    assumed="the C library has `mallopt`, which sets how much may be free at the heap's end",
-    check="the process has a function of that name",
-    otherwise="the heap is left to itself: steps may take longer, by what the kernel needs to clear memory",
-)
 
 #: From this size on, the C library requests each block from the kernel, whatever thresholds it has learnt.
 _LARGE = 32 << 20
@@ -69,9 +61,6 @@ def _is_set_by_user() -> bool:
 
 def _set_heap(most_waiting: int) -> bool:
     """Sets how much may be free at the end of the heap before the C library returns it. False if that fails."""
-    process = ctypes.CDLL(None)
-    if not holds(_MALLOPT, lambda: hasattr(process, "mallopt")):
-        return False
-    mallopt = process.mallopt
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     # Setting one of them stops the C library from adjusting the other.
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, most_waiting))
+    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, most_waiting))
