@@ -45,7 +45,6 @@ def log_to(
     append: bool = False,
     explains: bool = False,
 ) -> None: ...
-def log_off() -> None: ...
 
 class LogDestination:
     """A destination of the cast log, for log_back_to()."""

@@ -10,8 +10,7 @@ tests.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 #: All declared assumptions by name, and the results of each by part: None if the part holds, else the reason.
@@ -107,17 +106,3 @@ def state_of(name: str) -> str:
         return NOT_ASKED
     reasons = dict.fromkeys(reason for reason in found.values() if reason is not None)
     return f"{DOES_NOT_HOLD}: {'; '.join(reasons)}" if reasons else HOLDS
-
-
-@contextmanager
-def broken(name: str) -> Iterator[None]:
-    """For tests: while the block runs, this assumption does not hold."""
-    before, was_broken = _found[name], name in _broken
-    _found[name] = {}
-    _broken.add(name)
-    try:
-        yield
-    finally:
-        _found[name] = before
-        if not was_broken:
-            _broken.discard(name)

@@ -61,4 +61,4 @@ def _why(error: OSError) -> str:
 
 def close_log() -> None:
     """Turns the cast log off. A file is complete when this returns."""
-    _core.log_off()
+    _core.log_back_to(None)

@@ -44,13 +44,11 @@ void register_log(py::module_& module) {
       module, "LogDestination", "Where the cast log went, to be given back.");
   module.def("log_destination", &log::destination, "Where the cast log goes, or None.");
   module.def("log_back_to", &log::send_to, py::arg("destination").none(true),
-             "Sends the cast log where it went before, or nowhere.");
+             "Sends the cast log where it went before, or nowhere; a file is complete when this returns.");
   module.def("log_to", &log_to, py::arg("kind"), py::arg("target") = py::none(), py::kw_only(),
              py::arg("append") = false, py::arg("explains") = false,
              "Sends the cast log to \"console\", \"file\", \"json\" or \"python\". A destination that cannot be opened "
              "raises and leaves the previous one in force.");
-  module.def(
-      "log_off", [] { log::send_to(nullptr); }, "Turns the cast log off; a file is complete when this returns.");
   module.def("log_flush", &log::flush, "Writes out what the log's file still buffers.");
 
   module.def(

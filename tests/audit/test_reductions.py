@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
-from habana_mp.common import ledger
+from helpers.broken_assumptions import broken
 from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import batch, mesh, network
 
@@ -125,7 +125,7 @@ def test_the_updates_of_a_shard_are_those_of_its_rank() -> None:
 
 @on_two_ranks
 def test_without_its_assumption_no_reduction_is_shown() -> None:
-    with ledger.broken("torch.reductions"):
+    with broken("torch.reductions"):
         found = hmp.audit(parallel(default_hooks.bf16_compress_hook))
     assert found.healthy
     assert not [one for one in found.rows if one.kind == "reductions"]

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import Diagnosis, hmp
-from habana_mp.common import ledger
 from habana_mp.diagnosis.diagnosis import _merged
+from helpers.broken_assumptions import broken
 from helpers.compiling import needs_compiler
 
 pytestmark = [
@@ -232,7 +232,7 @@ def test_an_eager_step_compiles_nothing_and_other_compiled_code_stays() -> None:
 def test_without_what_is_private_to_torch_nothing_is_compared() -> None:
     _, step = made(Rounded, "aot_eager")
     convert()
-    with ledger.broken("torch.compiled-runs"):
+    with broken("torch.compiled-runs"):
         found = hmp.diagnose(step)
     assert kinds(found) == ["precision"]
     assert found.compiled_excess == {}

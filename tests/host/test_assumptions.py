@@ -19,6 +19,7 @@ from habana_mp.common import ledger
 from habana_mp.patches.all import EXCHANGES
 from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools.named_functions import functions_of
+from helpers.broken_assumptions import broken
 from helpers.processes import printed_by_each
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -105,7 +106,7 @@ def expected() -> list[torch.Tensor]:
 def test_a_training_is_right_and_torch_is_as_it_was_without_any_of_them(expected: list[torch.Tensor]) -> None:
     before, wrong = changed_things(), []
     for name in GO_ON:
-        with ledger.broken(name):
+        with broken(name):
             hmp.convert()
             got = trained()
             is_lowered = torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
@@ -127,7 +128,7 @@ def test_nothing_is_cast_in_a_constructor_that_does_not_log_itself() -> None:
             self.weight = nn.Parameter(torch.mm(torch.full((2, 2), 1.001), torch.eye(2)))
 
     constructor = nn.Module.__init__.__code__
-    with ledger.broken("torch.constructor-logs-itself"):
+    with broken("torch.constructor-logs-itself"):
         hmp.convert()
         assert nn.Module.__init__.__code__ is not constructor
         made = Product()
@@ -141,7 +142,7 @@ def test_nothing_is_cast_in_a_constructor_that_does_not_log_itself() -> None:
 def test_convert_and_regions_refuse_without() -> None:
     before = changed_things()
     for name in REFUSED:
-        with ledger.broken(name):
+        with broken(name):
             with pytest.raises(RuntimeError, match=rf"{name}: broken on purpose.*Nothing was changed"):
                 hmp.convert()
             with pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
@@ -184,7 +185,7 @@ print(*(name for name, *_, state in ledger.rows() if state != "not asked yet"), 
 def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_tapped(
     name: str, options: dict[str, Any]
 ) -> None:
-    with ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
+    with broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
         hmp.convert(**options)
     assert not hmp.is_converted()
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
@@ -192,7 +193,7 @@ def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot
 
 def test_no_casts_of_weights_are_cached_where_writers_are_not_known() -> None:
     weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(8, 64)
-    with ledger.broken("torch.writers-of-weights"):
+    with broken("torch.writers-of-weights"):
         hmp.convert()
         hmp.reset_report()
         for _ in range(3):
@@ -211,7 +212,7 @@ def test_a_block_that_runs_again_without_casts_is_noticed_or_as_exact_as_float32
         return weight.grad
 
     exact = gradient(False)
-    with ledger.broken("torch.blocks-that-run-later"):
+    with broken("torch.blocks-that-run-later"):
         hmp.convert()
         torch.testing.assert_close(gradient(True), exact)
         with pytest.raises(torch.utils.checkpoint.CheckpointError, match="different metadata"):
@@ -332,7 +333,7 @@ def test_the_doctor_names_what_is_not_as_expected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("habana_mp.run.doctor._print_bf16", lambda: None)
-    with ledger.broken("torch.blocks-that-run-later"):
+    with broken("torch.blocks-that-run-later"):
         cli.main(["doctor"])
     told = capsys.readouterr().out
     assert re.search(r"\btorch\.blocks-that-run-later\b.*: not as expected; `habana-mp doctor --assumptions`", told)

@@ -56,7 +56,7 @@ class Logs:
             torch.mm(torch.ones(2, 2), torch.ones(2, 2))
         _core.log_flush()
         if rng.random() < 0.5:
-            _core.log_off()
+            _core.log_back_to(None)
 
 
 def disables(_: random.Random) -> None:

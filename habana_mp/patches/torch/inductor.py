@@ -43,7 +43,7 @@ class KernelTable(WhenImported):
 
     def do(self, module: Any) -> None:
         kernels = module.extern_kernels
-        if not holds(_INDUCTOR, lambda: type(kernels).__module__.startswith("torch.") and vars(kernels), "kernels"):
+        if not holds(_INDUCTOR, lambda: type(kernels).__module__.startswith("torch."), "kernels"):
             return
         originals = self._originals = {}
 
