@@ -23,8 +23,8 @@ from habana_mp.run.script import Script, say
 
 _FILES = ("bf16_file_path", "fp32_file_path")
 
-#: Options without a value.
-_SWITCHES = ("--audit", "--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
+#: Options of commands without a value, or with one behind a `=` only.
+_SWITCHES = {"--audit", "--gaudi", "--require-lowered", "--help", "-h"}
 
 #: The record of this process: it ends with the process.
 _records: list[Record] = []
@@ -104,9 +104,11 @@ def script_parser(command: str, description: str, epilog: str, *, required: str 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, Script]:
     """Returns the options of this parser, and the script behind them, whose words are not parsed. Ends the program if
     it is not there."""
+    of_convert = ((one.name, one.arguments) for one in flags("run").values())
+    switches = {name for name, how in of_convert if how.get("action") == "store_true" or how.get("nargs") == "?"}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--" and not words[at].startswith("-m"):
-        at += 1 if words[at] in _SWITCHES or "=" in words[at] else 2
+        at += 1 if words[at] in _SWITCHES | switches or "=" in words[at] else 2
     given = parser.parse_args(words[:at])
     script = Script.of(words[at + (words[at : at + 1] == ["--"]) :])
     if not script.words:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
@@ -25,7 +24,7 @@ from habana_mp.policy import options, presets
 from habana_mp.policy.options import Options, takes_options
 from habana_mp.reporting import findings
 from habana_mp.reporting.report import Report
-from habana_mp.run.options import add_arguments, options_given
+from habana_mp.run.options import options_given, parsed, script_parser
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -68,9 +67,8 @@ def test_the_option_of_the_page_is_a_parameter_with_its_check_and_its_text(optio
 
 @pytest.mark.usefixtures("options_with_the_pages")
 def test_the_option_of_the_page_is_on_the_command_line() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser, "run")
-    given = parser.parse_args(["--rounds-up", "--preset", "torch-cpu", "--rule", "mm = fp32"])
+    parser = script_parser("run", "", "")
+    given, _ = parsed(parser, ["--rounds-up", "--preset", "torch-cpu", "--rule", "mm = fp32", __file__])
     assert options_given(parser, given, "run") == {"preset": "torch-cpu", "rules": {"mm": "fp32"}, "rounds_up": True}
 
 
