@@ -124,20 +124,26 @@ def read_results() -> dict[str, dict[str, object]]:
     return dict(json.loads(RESULTS.read_text("utf-8"))) if RESULTS.exists() else {}
 
 
-def cell(result: dict[str, object] | None) -> str:
-    if result is None:
-        return "not tried"
+def cell(result: dict[str, object]) -> str:
     failed = f", {result['failed']} failed" if result["failed"] else ""
     return f"{result['passed']} passed{failed}"
 
 
-def table(results: dict[str, dict[str, object]], releases: Iterable[str]) -> str:
+def cells_of(table: str) -> dict[str, str]:
+    """Returns what a table says, by the releases of Python and torch: other machines have tried them."""
+    rows = [[one.strip() for one in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    pythons = [one.removeprefix("Python ") for one in rows[0][1:]] if rows else []
+    return {f"{python} {row[0]}": text for row in rows[2:] for python, text in zip(pythons, row[1:], strict=True)}
+
+
+def table(results: dict[str, dict[str, object]], releases: Iterable[str], before: dict[str, str]) -> str:
     lines = [
         "| torch | " + " | ".join(f"Python {python}" for python in PYTHONS) + " |",
         "|---" * (len(PYTHONS) + 1) + "|",
     ]
     for torch in releases:
-        cells = (cell(results.get(f"{python} {torch}")) for python in PYTHONS)
+        keys = (f"{python} {torch}" for python in PYTHONS)
+        cells = (cell(results[one]) if one in results else before.get(one, "not tried") for one in keys)
         lines.append(f"| {torch} | " + " | ".join(cells) + " |")
     dates = sorted(str(result["date"]) for result in results.values())
     when = f"\n\nRun on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "") if dates else ""
@@ -148,10 +154,10 @@ def write_table(releases: Iterable[str]) -> None:
     begin, end = MARK.format("begin"), MARK.format("end")
     text = README.read_text("utf-8")
     before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
+    written, _, after = rest.partition(end)
     if not after:
         raise SystemExit(f"{README.name} has no {begin} and {end}")
-    README.write_text(f"{before}{begin}\n{table(read_results(), releases)}\n{end}{after}", "utf-8")
+    README.write_text(f"{before}{begin}\n{table(read_results(), releases, cells_of(written))}\n{end}{after}", "utf-8")
 
 
 def try_python(release: str, torches: Sequence[str], options: argparse.Namespace) -> None:

@@ -406,7 +406,7 @@ for _name in ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", 
     case(f"fft_{_name}", (M,), fft=getattr(torch.fft, _name))
 for _name in ("rfft", "rfft2", "rfftn"):
     case(f"fft_{_name}", (M,), fft=getattr(torch.fft, _name))
-if hasattr(torch._C._VariableFunctions, "cholesky"):  # torch 2.15 has neither
+if hasattr(torch._C._VariableFunctions, "cholesky"):  # torch 2.14 has neither
     case("cholesky", (P,), torch=torch._C._VariableFunctions.cholesky, tensor=torch.Tensor.cholesky)
     case("qr", (P,), torch=torch._C._VariableFunctions.qr)
 case("cholesky_inverse", (P,), torch=torch.cholesky_inverse)

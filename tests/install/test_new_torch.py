@@ -17,6 +17,7 @@ def test_a_release_that_differs_is_told_with_what_to_do() -> None:
         "no kernel": [],
         "refused": ["dot"],
         "autocast": {"CPU": ["linear"], "CUDA": ["linear", "mm"], "XPU": []},
+        "listed": {"CPU": [], "CUDA": [], "XPU": ["linear"]},
         "missing": [],
         "assumptions": {"torch.files": "holds", "torch.codes": "does not hold: never did"},
     }
@@ -25,7 +26,7 @@ def test_a_release_that_differs_is_told_with_what_to_do() -> None:
         "operations": ["torch.add", "torch.linalg.matrix_sqrth"],
         "no kernel": ["linalg.matrix_sqrth"],
         "refused": ["dot", "cdist"],
-        "autocast": {"CPU": ["linear", "linalg_matrix_sqrth"], "CUDA": ["linear"], "XPU": []},
+        "autocast": {"CPU": ["linear", "linalg_matrix_sqrth"], "CUDA": ["linear"], "XPU": ["linear"]},
         "missing": ["torch._C._gone in habana_mp/patches/torch/memory.py"],
         "assumptions": {"torch.files": "does not hold: moved", "torch.codes": "does not hold: never did"},
     }
@@ -36,7 +37,7 @@ def test_a_release_that_differs_is_told_with_what_to_do() -> None:
         ("no kernel for bfloat16", ["linalg.matrix_sqrth"]),
         ("they refuse inputs of two dtypes", ["cdist"]),
         ("autocast lists them", ["linalg_matrix_sqrth"]),
-        ("autocast lists them no more", ["mm"]),
+        ("autocast on CUDA lists them no more; nothing is to be done", ["mm"]),
         ("private names that are gone", ["torch._C._gone in habana_mp/patches/torch/memory.py"]),
         ("assumptions that do not hold", ["torch.files: does not hold: moved"]),
     ]

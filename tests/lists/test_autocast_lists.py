@@ -145,7 +145,7 @@ DEVICES = ["cpu", "cuda", "xpu"]
 #: What torch registers and no preset names: kernels that its own operations call, and what `hmp.autocast` refuses.
 NOT_LISTED = {
     "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "binary_cross_entropy",
-    "cudnn_convolution", "cudnn_convolution_transpose",
+    "cudnn_convolution", "cudnn_convolution_transpose", "_cudnn_rnn",
 }  # fmt: skip
 #: What presets name beside the names that torch registers: Python's names, and what consists of registered operations.
 ALSO_LISTED = {"__matmul__", "__rdiv__", "__rtruediv__", "cross_entropy", "normalize", "softmin"}

@@ -263,3 +263,25 @@ def test_within_autocast_that_is_off_casts_begin_again_where_it_is_on_whatever_c
         with hmp.disable_casts():
             assert inside() is FP32
         assert inside() is BF16
+
+
+def test_a_block_in_a_backward_that_repeats_a_forward_runs_by_the_lists() -> None:
+    dtypes = []
+
+    class Repeated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                made = checkpoint(lambda y: y @ N, x.detach().requires_grad_(), use_reentrant=False)
+            dtypes.append(made.dtype)
+            return gradient
+
+    hmp.convert()
+    Repeated.apply(M.clone().requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]  # torch's has no types
+    assert dtypes == [BF16]
