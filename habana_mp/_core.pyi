@@ -138,9 +138,6 @@ def set_autocast_of_accelerator(function: Callable[[torch.Tensor], int | None], 
     """Sets the function that tells whether torch.autocast casts the inputs of products on the device of a tensor: the
     number of the device's type, -1 if it does not, None if the device is not torch's accelerator."""
 
-def reads_flags_in_place() -> bool:
-    """True if the flags of torch's dispatcher are read from its memory, without calling a torch function."""
-
 def looks_inside() -> bool:
     """True if the core can find a tensor's memory and detect writes to it. Otherwise no cast is cached, and before
     torch 2.10 our kernels do not cast."""

@@ -44,6 +44,7 @@ SAMPLE = 60
 TESTS = {
     "weights": [
         "tests/weights",
+        "tests/accelerator/test_cached_casts.py",
         "tests/with_torch/test_recurrent_modules.py",
         "tests/rules/test_state_of_lowered_results.py",
     ],

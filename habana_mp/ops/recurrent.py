@@ -16,17 +16,14 @@ from torch import Tensor
 from habana_mp.ops.operation import FIRST_INPUT, Operation
 
 
-def _is_exporting() -> bool:
-    return bool(getattr(torch.compiler, "is_exporting", bool)())
-
-
 def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -> bool:
     # torch composes it of products for packed sequences, for empty inputs, and with a projection.
     if isinstance(state, Tensor) or state[0].shape[-1] != state[1].shape[-1] or input.numel() == 0:
         return False
     library: Any = torch.backends.mkldnn
     # torch disables the library while it exports a model, because of operations that the export does not support.
-    return input.device.type != "cpu" or bool(library.is_available() and (library.enabled or _is_exporting()))
+    is_used = library.is_available() and (library.enabled or torch.compiler.is_exporting())
+    return input.device.type != "cpu" or bool(is_used)
 
 
 _cell = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True, product_form="other")

@@ -33,17 +33,13 @@ class Kept:
     def __reduce__(self) -> tuple[Any, ...]:
         # A module from a file is kept as it was when it was saved, unless `restore` had let it go.
         is_kept = self.generation == _State.generation
-        return (_loaded, (self.precision,)) if is_kept else (_forgotten, ())
+        return (_loaded, (self.precision,)) if is_kept else (type(None), ())
 
 
 def _loaded(precision: str) -> Kept:
     kept = Kept(precision)
     _State.listener()
     return kept
-
-
-def _forgotten() -> None:
-    return None
 
 
 def set_kept(module: torch.nn.Module | type[torch.nn.Module], precision: str | None) -> None:

@@ -25,7 +25,8 @@ for one in results:
     number = one.device.type != "meta" and not one.is_complex()
     print(type(one).__name__, one.dtype, one.float().sum().item() if number else "")
 print([(row.operation, row.precision, row.calls, row.casts, row.bytes) for row in hmp.report(show=False)])
-print(_core.reader(), _core.reads_flags_in_place())
+states = {name: state for name, *_, state in _core.assumptions()}
+print(_core.reader(), states["torch.flags-in-place"] == "holds")
 """
 
 

@@ -22,7 +22,8 @@ class Holders:
         #: have no hash.)
         self._of: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
         self._hook: Any = None
-        #: Called when a module gets another place, or may get one.
+        #: The modules whose place was looked for, and what is called when one of them gets another one.
+        self._placed: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._changed = changed
         #: The modules on whose life places depend, by identity.
         self._ends: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -40,7 +41,12 @@ class Holders:
             self._hook.remove()
             self._hook = None
         self._of.clear()
+        self._placed.clear()
         self._ends.clear()
+
+    def note_place(self, module: torch.nn.Module) -> None:
+        """Notes that the place of this module was looked for."""
+        self._placed[id(module)] = dropped_from(self._placed, module)
 
     def note_parts(self, module: torch.nn.Module) -> None:
         """Notes what this module holds. torch calls no hook for the parts of a module that was copied or unpickled."""
@@ -88,7 +94,11 @@ class Holders:
     def _registered(self, holder: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
         if module is not None and self._is_selection(holder, module):
             return
-        self.places_changed()
+        named: Any = vars(holder).get("_modules") or {}
+        before = [named[name]] if name in named else []
+        moved = [one for given in (module, *before) if given is not None for one in modules_in(given)]
+        if any(id(one) in self._placed for one in moved):
+            self.places_changed()
         if module is not None:
             for one in modules_in(module):
                 if _is_container(one):
@@ -97,6 +107,7 @@ class Holders:
 
     def places_changed(self, _: object = None) -> None:
         """Lets all places be found anew."""
+        self._placed.clear()
         self._ends.clear()
         self._changed()
 

@@ -96,6 +96,7 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
     """Returns the place of a module among the modules around it: the number of modules to go outwards (-1 for a root),
     its name there, and the name of its class. Its name is empty if it has no place of its own in a path."""
     kind = type(module).__name__
+    holders.note_place(module)
     if found := _held_by(module, around):
         steps, outer, names = found
         return steps, ".".join(path_in(outer, names[0])), kind

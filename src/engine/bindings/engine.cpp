@@ -58,8 +58,6 @@ void register_engine(py::module_& module) {
   module.def(
       "reader", [] { return host::read_method == host::ReadMethod::layout ? "layout" : "attribute"; },
       "How tensors are read: layout or attribute.");
-  module.def("reads_flags_in_place",
-             [] { return engine::flag_of_torch.is_known() && engine::below_autograd.is_known(); });
   module.def("looks_inside", &host::can_look_inside);
   module.def("assumptions", &assumptions,
              "The ledger: name, what is assumed, how it is checked, what happens otherwise, state.");

@@ -75,10 +75,10 @@ class FusedAdamW(torch.optim.AdamW):
         weight_decay: float = 0.0,
         bias_correction: bool = True,
     ) -> None:
-        kind = type(self)
         if not bias_correction:  # torch's step always corrects the averages, so another one takes its place
-            is_own = kind is FusedAdamW
-            self.__class__ = _UncorrectedAdamW if is_own else type(kind.__name__, (kind, _UncorrectedAdamW), {})
+            if type(self) is not FusedAdamW:
+                raise ValueError(f"`bias_correction` must be True in {type(self).__name__}: its step is torch's")
+            self.__class__ = _UncorrectedAdamW
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.register_step_pre_hook(_make_dense)
         if bias_correction:
