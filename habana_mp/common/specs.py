@@ -9,8 +9,7 @@ from typing import Any
 
 
 def spec_in(name: str, path: Sequence[str] | None, without: Any = None) -> importlib.machinery.ModuleSpec | None:
-    """Returns the spec of a module in its package's ``path`` (None: of a module that is in no package), or None. One
-    finder may be left out."""
+    """Returns a module's spec in its package's ``path`` (None: in no package), or None. ``without`` is not asked."""
     for finder in sys.meta_path:
         find: Any = None if finder is without else getattr(finder, "find_spec", None)
         if find is not None and (spec := find(name, path, None)) is not None:

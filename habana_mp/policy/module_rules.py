@@ -28,10 +28,11 @@ class ModuleRule(NamedTuple):
     source: int
 
     @property
-    def specificity(self) -> tuple[int, bool]:
+    def rank(self) -> tuple[int, bool, int]:
         """The more specific line decides: the one with more names in its pattern, then the one that names the
-        operation."""
-        return literals_in(self.listed.pattern) if self.listed.pattern else -1, self.listed.name != EVERY
+        operation, then the one of the later source."""
+        literals = literals_in(self.listed.pattern) if self.listed.pattern else -1
+        return literals, self.listed.name != EVERY, self.source
 
 
 #: What determines the rules in a module and inside it: the operations and precisions of the lines that match, the least
@@ -77,8 +78,8 @@ class ModuleRules:
     def effect_of(self, match: Match) -> Effect:
         """Returns what the matching lines amount to."""
         rules = (self.rules[number] for number in match.patterns)
-        ranked = sorted((one.specificity, one.source, one.listed.name, one.precision) for one in rules)
-        return tuple((name, precision) for _, _, name, precision in ranked), match.rest
+        ranked = sorted((one.rank, one.listed.name, one.precision) for one in rules)
+        return tuple((name, precision) for _, name, precision in ranked), match.rest
 
     def patterns_with_match(self, paths: Iterable[Path], class_names: Iterable[str]) -> set[str]:
         """Returns the patterns that match one of these paths."""
@@ -103,10 +104,11 @@ class ModuleRules:
         return [(one.precision, one.listed) for one in meant]
 
     def _chosen(self, rules: Iterable[ModuleRule]) -> dict[str, tuple[str, Listed]]:
-        best: dict[str, tuple[tuple[int, bool, int, bool], ModuleRule]] = {}
+        best: dict[str, tuple[tuple[object, bool], ModuleRule]] = {}
         for rule in rules:
+            rank = rule.rank
             for operation, is_exact in self._meant(rule):
-                key = (*rule.specificity, rule.source, is_exact)
+                key = rank, is_exact
                 if operation not in best or best[operation][0] < key:
                     best[operation] = key, rule
         return {operation: (rule.precision, rule.listed) for operation, (_, rule) in best.items()}
@@ -135,19 +137,20 @@ def _conflicts(
 ) -> Iterator[tuple[int, str]]:
     """Yields a problem, and the number of a line, for each two lines of one source that are equally specific, may mean
     the same module, and disagree. An operation's own name takes precedence over its family's."""
-    claims: dict[tuple[object, ...], list[ModuleRule]] = {}
+    exact: dict[str, list[ModuleRule]] = {}
+    family: dict[str, list[ModuleRule]] = {}
     found: set[tuple[Listed, Listed]] = set()
-    for is_exact, (number, rule) in product((True, False), rules.items()):
+    for claims, (number, rule) in product((exact, family), rules.items()):
         named = operations[rule.listed] or ops.Resolved((rule.listed.name,))
-        for operation in named.exact if is_exact else named.family:
-            key = rule.source, rule.specificity, operation
-            own = [] if is_exact else claims.get((*key, True), [])
-            if any(one.listed.pattern == rule.listed.pattern for one in own):
+        for operation in named.exact if claims is exact else named.family:
+            own = () if claims is exact else exact.get(operation, ())
+            if own and any(one.rank == rule.rank and one.listed.pattern == rule.listed.pattern for one in own):
                 continue
-            others = claims.setdefault((*key, is_exact), [])
+            others = claims.setdefault(operation, [])
             for other in others:
                 pair = other.listed, rule.listed
-                if other.precision != rule.precision and pair not in found and may_meet(*(one.pattern for one in pair)):
+                is_other = other.precision != rule.precision and other.rank == rule.rank and pair not in found
+                if is_other and may_meet(*(one.pattern for one in pair)):
                     found.add(pair)
                     yield number, _conflict(operation, other, rule)
             others.append(rule)

@@ -13,7 +13,7 @@ from habana_mp.common.errors import ListError
 from habana_mp.ops import observed
 from habana_mp.ops.find import Builtin, builtins_named, composite_named
 from habana_mp.ops.infinities import ALSO_GUARDED
-from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
+from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable
 from habana_mp.ops.products import in_rows
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import EVERY, Listed
@@ -40,12 +40,10 @@ class Ruling:
     #: True if the product is of operands in lower precision, and its result is in float32.
     float32_result: bool = False
 
+    @cache  # noqa: B019  # rulings are few, and rules of the core are never freed
     def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
         """Returns the core's form, with the arguments that may be cast. ``caches_weights``: cache casts of weights."""
-        return self._made(operation, ops.row_of(operation), caches_weights)
-
-    @cache  # noqa: B019  # rulings are few, and rules of the core are never freed
-    def _made(self, operation: str, row: Operation, caches_weights: bool) -> _core.Rule:
+        row = ops.row_of(operation)
         # The other traits are columns of the row.
         computed = {
             "saturates": self.saturate != "",

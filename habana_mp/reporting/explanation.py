@@ -203,7 +203,7 @@ def _tree(model: torch.nn.Module) -> ModelExplanation:
             rules = policy.module_rules
             matches = (rules.match(*place) for place in _places(module_paths.trees_of([inner, model])))
             numbers = {number for match in matches for number in match.patterns}
-            found = sorted((rules.rules[number] for number in sorted(numbers)), key=lambda one: one.specificity)
+            found = sorted((rules.rules[number] for number in sorted(numbers)), key=lambda one: one.rank)
             reached += [f"`{one.listed.line_text}` {one.precision}" for one in reversed(found)]
         modules.append((".".join(path), type(inner).__name__, tuple(reached)))
     return ModelExplanation(tuple(modules))

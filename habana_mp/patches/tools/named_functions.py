@@ -61,10 +61,10 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
     found: dict[int, types.FunctionType] = {}
     for name in names:
         owner, _, attribute = name.rpartition(".")
-        owners: list[Any] = [module]
-        if owner:
+        owners: list[Any] = [vars(module).get(owner)] if owner else [module]
+        if "*" in owner:
             owners = [one for key, one in vars(module).items() if isinstance(one, type) and fnmatch(key, owner)]
-        for one in owners:
+        for one in filter(None, owners):
             named = vars(one) if attribute == "*" else {attribute: vars(one).get(attribute)}
             for key, given in named.items():
                 value = getattr(given, "__func__", given)  # for a class method

@@ -21,17 +21,19 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Notifies patches that wait for a module when it has been imported, without importing it."""
 
     def __init__(self) -> None:
-        #: Always a new list, as `sys.meta_path` below: another thread may be iterating over the old one.
-        self._waiting: list[WhenImported] = []
+        #: Always a new dict, as the list `sys.meta_path` below: another thread may be iterating over the old one.
+        self._waiting: dict[WhenImported, None] = {}
         self._finding: set[str] = set()
 
     def add(self, part: WhenImported) -> None:
-        self._waiting = [*self._waiting, part]
+        self._waiting = {**self._waiting, part: None}
         if self not in sys.meta_path:
             sys.meta_path = [self, *sys.meta_path]
 
     def remove(self, part: WhenImported) -> None:
-        self._waiting = [one for one in self._waiting if one is not part]
+        waiting = self._waiting.copy()
+        waiting.pop(part, None)
+        self._waiting = waiting
         # At the very end of the interpreter `sys.meta_path` is None.
         if not self._waiting and self in (sys.meta_path or ()):
             sys.meta_path = [one for one in sys.meta_path if one is not self]

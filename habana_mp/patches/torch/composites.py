@@ -35,11 +35,10 @@ class Composite(WhenImported):
 
     def do(self, module: Any) -> None:
         parts = attrgetter("_allowed_callable_ids.add", "_allowed_callable_ids.remove", "is_callable_allowed")
-        if not can_change("allowed functions", lambda: all(map(callable, parts(module)))):
-            return
-        self._is_known = module.is_callable_allowed(self._function)
-        if not self._is_known:
-            module._allowed_callable_ids.add(id(self._function))
+        if can_change("allowed functions", lambda: all(map(callable, parts(module)))):
+            self._is_known = module.is_callable_allowed(self._function)
+            if not self._is_known:
+                module._allowed_callable_ids.add(id(self._function))
 
     def undo(self, module: Any) -> None:
         if not self._is_known:
