@@ -40,7 +40,8 @@ def notify_scaled(losses: tuple[Any, ...]) -> None:
 
 
 def _tensors_in(losses: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(losses) if isinstance(one, torch.Tensor)]
+    leaves = losses if losses and isinstance(losses[0], torch.Tensor) else tree_leaves(losses)
+    return [one for one in leaves if isinstance(one, torch.Tensor)]
 
 
 _BACKWARD = assumption_of_functions(
@@ -68,6 +69,5 @@ lower_loss: list[tuple[str, str, int]] = []
 
 def _note_if_lower(loss: torch.Tensor) -> None:
     """Notes, for the report, that a backward begins from a loss in lower precision."""
-    is_lower = loss.dtype in (torch.bfloat16, torch.float16)
-    if is_lower and not lower_loss and notes.are_taken and loss.numel() == 1:
+    if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss and notes.are_taken and loss.numel() == 1:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))
