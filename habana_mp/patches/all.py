@@ -19,7 +19,7 @@ from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModelResults, ModuleCalls
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps, UnwrappedSteps
 from habana_mp.patches.torch.products import Products
-from habana_mp.patches.torch.recognised_code import DISTRIBUTED, DistributedCode, RecognisedCode
+from habana_mp.patches.torch.recognised_code import RecognisedCode, distributed_code
 from habana_mp.patches.torch.stored_values import StoredValues
 from habana_mp.patches.torch.weight_cache import WeightCache
 
@@ -40,7 +40,7 @@ def all_patches() -> tuple[Patch, ...]:
         ModuleCalls(),
         ModelResults(),
         RecognisedCode(),
-        *map(DistributedCode, DISTRIBUTED),
+        *distributed_code(),
         OptimizerSteps(),
         UnwrappedSteps(),
         StoredValues(),

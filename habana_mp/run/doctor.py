@@ -24,6 +24,7 @@ from habana_mp.patches.torch import products
 
 #: Modules that are only imported when they are needed, and that declare assumptions.
 _WITH_ASSUMPTIONS = (
+    "habana_mp.patches.tools.main_module",
     "habana_mp.patches.tools.spawned_processes",
     "habana_mp.patches.torch.reductions",
 )

@@ -33,10 +33,12 @@ GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 AT_IMPORT = {
     "torch.device-types",
     "torch.compile",
+    "torch.pytree",
 }
 
 #: A training on the CPU that is not compiled, watched or restricted to modules does not rely on these.
 NOT_ASKED_BY_TRAINING = {
+    "cpython.run-module-as-main",
     "torch.compile-context",
     "torch.compiled-runs",
     "torch.dispatch-modes",

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from habana_mp.patches.tools.exchange import Call, Exchanged
-from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.tools.when_imported import CalledWhenImported
 
 
 class Changes(ExitStack):
@@ -42,16 +42,6 @@ class Changes(ExitStack):
 
     def when_imported(self, name: str, change: Callable[[Any], None]) -> None:
         """Calls ``change`` with the module of this name: now, or as soon as it is imported."""
-        patch = _WhenImported(name, change)
+        patch = CalledWhenImported(name, change)
         self.callback(patch.uninstall)
         patch.install()
-
-
-class _WhenImported(WhenImported):
-    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
-        super().__init__()
-        self.name = name
-        self._change = change
-
-    def do(self, module: Any) -> None:
-        self._change(module)

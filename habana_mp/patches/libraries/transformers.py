@@ -67,7 +67,9 @@ EXCHANGES = (
         _FUNCTIONS,
     ),
     # It switches autocast off for a block, but only if it finds autocast on (rule 10).
-    Exchange(protected, {"transformers.utils.generic": ("maybe_autocast",)}, _FUNCTIONS, positional=3),
+    Exchange(
+        protected, {"transformers.utils.generic": ("maybe_autocast",)}, _FUNCTIONS, positional=3, names=("enabled",)
+    ),
 )
 
 PATCHES = (RotaryEmbeddings,)

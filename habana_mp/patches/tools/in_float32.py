@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from habana_mp.patches.tools.casts_off import casts_off
+from habana_mp.patches.tools.casts_off import without_casts
 from habana_mp.patches.tools.pytree import tree_map
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
@@ -40,8 +40,6 @@ def in_float32(original: Any, arguments: tuple[Any, ...], keywords: dict[str, An
 
 def exactly(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that runs with its tensors in float32, and without casts."""
-    if not lists_apply():
-        return original(*arguments, **keywords)
-    arguments, keywords = tree_map(value_in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
-    with casts_off():
-        return original(*arguments, **keywords)
+    if lists_apply():
+        arguments, keywords = tree_map(value_in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
+    return without_casts(original, arguments, keywords)

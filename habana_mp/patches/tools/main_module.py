@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 from typing import Any
 
-#: Python itself calls this function for both. It runs a module as the `__main__` there is.
-_run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
+from habana_mp.common.ledger import Assumption, require
+
+_PYTHON_ITSELF = Assumption(
+    "cpython.run-module-as-main",
+    assumed="`runpy._run_module_as_main` is what Python calls for `-m`, and runs a module as the `__main__` there is",
+    check="it is a function that takes the module's name, and whether `sys.argv` is to get its file",
+    otherwise="`habana-mp run` refuses modules, folders and archives",
+)
+
+
+def _run(name: str, *, alter_argv: bool = True) -> None:
+    run: Any = vars(runpy).get("_run_module_as_main")
+    require(_PYTHON_ITSELF, lambda: list(inspect.signature(run).parameters) == ["mod_name", "alter_argv"])
+    run(name, alter_argv)
 
 
 def run_module(name: str) -> None:

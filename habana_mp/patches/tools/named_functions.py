@@ -29,6 +29,8 @@ class Exchange(NamedTuple):
     assumption: Assumption
     #: The number of arguments that the replacement takes by position.
     positional: int = 0
+    #: Names that the function's own code must use, because the replacement relies on them.
+    names: tuple[str, ...] = ()
     #: True if the module needs to have only one of them.
     some: bool = False
 
@@ -107,4 +109,6 @@ class ExchangedFunctions(WhenImported):
             takes_any = code.co_flags & inspect.CO_VARARGS
             if not takes_any and code.co_argcount < self._exchange.positional:
                 raise UnmetError(f"{full_name(function)} takes fewer arguments")
+            if not {*code.co_varnames, *code.co_names}.issuperset(self._exchange.names):
+                raise UnmetError(f"{full_name(function)} does not know {', '.join(self._exchange.names)}")
         return True

@@ -11,18 +11,13 @@ from typing import Any
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.exchange import Exchanged
 
-_preparation = Assumption(
-    "cpython.spawn-preparation",
-    assumed="`multiprocessing.spawn.get_preparation_data` makes a dict that a child unpickles before anything else",
-    check="it is a function that takes the process's name",
-    otherwise="processes that multiprocessing starts anew under `habana-mp run` are not converted",
-)
-_after_fork = Assumption(
-    "cpython.after-fork",
-    assumed="`multiprocessing.util.register_after_fork` has a function called as each process of multiprocessing "
-    "begins, and a `Finalize` there runs as it ends",
-    check="both are there",
-    otherwise="what these processes compute is not in the report of `habana-mp run`",
+_PROCESSES = Assumption(
+    "cpython.multiprocessing",
+    assumed="`multiprocessing.spawn.get_preparation_data` makes a dict that a child unpickles before anything else; "
+    "`multiprocessing.util.register_after_fork` has a function called as each process begins, and a `Finalize` there "
+    "runs as it ends",
+    check="each is there, and the first one takes the process's name",
+    otherwise="processes that multiprocessing starts under `habana-mp run` are not converted, or not in its report",
 )
 
 
@@ -51,7 +46,7 @@ _exchanged = Exchanged()
 
 def send_to_children(entry: str, call: Callable[[], Call | None]) -> None:
     """Makes each newly started process make the call that ``call`` returns, unless it is None, before anything else."""
-    if not _entries and holds(_preparation, _is_there):
+    if not _entries and holds(_PROCESSES, _is_there, "spawn"):
         original = multiprocessing.spawn.get_preparation_data
 
         def get_preparation_data(name: str) -> dict[str, Any]:
@@ -74,7 +69,7 @@ def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None
     lives. ``is_child`` is true if this process itself may be a child; how much multiprocessing knows of it depends on
     its start method."""
     util: Any = multiprocessing.util
-    if not holds(_after_fork, lambda: callable(util.register_after_fork) and isinstance(util.Finalize, type)):
+    if not holds(_PROCESSES, lambda: callable(util.register_after_fork) and isinstance(util.Finalize, type), "fork"):
         return
 
     def end_last() -> None:

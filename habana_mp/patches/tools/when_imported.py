@@ -8,7 +8,7 @@ import importlib.machinery
 import sys
 import types
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from habana_mp.common import locks
@@ -127,3 +127,17 @@ class WhenImported(Patch):
     def undo(self, module: Any) -> None:
         """Undoes what is more than exchanged, even if it is only partly done."""
         return None
+
+
+class CalledWhenImported(WhenImported):
+    """Calls a function with the module of this name, and another one when that is undone."""
+
+    def __init__(self, name: str, do: Callable[[Any], None], undo: Callable[[Any], None] = lambda _: None) -> None:
+        super().__init__()
+        self.name, self._do, self._undo = name, do, undo
+
+    def do(self, module: Any) -> None:
+        self._do(module)
+
+    def undo(self, module: Any) -> None:
+        self._undo(module)

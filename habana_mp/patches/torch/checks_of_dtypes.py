@@ -89,5 +89,5 @@ EXCHANGES = (
     Exchange(not_held, EXCHANGES_TENSORS, _CHECKS),
     Exchange(unfused, ASKS_FOR_FUSED, _CHECKS),
     Exchange(fused_if_nested, TAKES_NESTED, _CHECKS, positional=1),
-    Exchange(compared_as_cast, COMPARES_DTYPES, _CHECKS, positional=2),
+    Exchange(compared_as_cast, COMPARES_DTYPES, _CHECKS, positional=2, names=("_flat_weights",)),
 )

@@ -104,8 +104,7 @@ def graphs_compiled() -> int:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None or not holds(_COMPILES, _counts_graphs, "counters"):
         return 0
-    count: int = utils.counters["stats"]["unique_graphs"]
-    return count
+    return int(utils.counters["stats"]["unique_graphs"])
 
 
 def _guard_follows_autocast() -> bool:

@@ -21,6 +21,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.in_float32 import value_in_float32
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch import products
 
@@ -86,7 +87,7 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
             *bias, input, weight = arguments
             if not bias or bias[0].dim() == 1:
                 return products.product_of_rows(input, weight.t(), *bias)
-        made = operator(*map(_wide, arguments), **_each(_wide, keywords))
+        made = operator(*map(value_in_float32, arguments), **_each(value_in_float32, keywords))
         declared = operator(*map(_on_meta, arguments), **_each(_on_meta, keywords))
         if isinstance(made, torch.Tensor):
             return _as(declared, made, dtype)
@@ -96,11 +97,6 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
         )
 
     return call
-
-
-def _wide(value: Any) -> Any:
-    is_lower = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_lower else value
 
 
 def _on_meta(value: Any) -> Any:

@@ -21,7 +21,6 @@ from habana_mp.patches.tools.compiled_functions import constant_in_graph, run_by
 from habana_mp.patches.tools.in_containers import InFloat32, holds_dtype
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
-from habana_mp.patches.tools.tapped_calls import require_tap
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import can_change
 from habana_mp.policy.kept import ATTRIBUTE, are_there_kept
@@ -36,7 +35,7 @@ class ModuleCalls(Patch):
 
     def check(self, settings: Settings) -> None:
         if not settings.options.lowers_everywhere:
-            require_tap()
+            tapped_calls.require_tap()
 
     def install(self, settings: Settings) -> None:
         if settings.options.lowers_everywhere:
@@ -65,7 +64,7 @@ class ModelResults(Patch):
 
     def check(self, settings: Settings) -> None:
         if settings.options.results_in_float32:
-            require_tap()
+            tapped_calls.require_tap()
 
     def install(self, settings: Settings) -> None:
         if not settings.options.results_in_float32:

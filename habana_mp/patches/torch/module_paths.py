@@ -18,13 +18,7 @@ from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
 from habana_mp.patches.torch.export import is_exported_with_rules
-from habana_mp.patches.torch.module_holders import (
-    Holders,
-    all_modules,
-    dropped_from,
-    named_modules,
-    parts_of,
-)
+from habana_mp.patches.torch.module_holders import Holders, all_modules, dropped_from, named_modules, parts_of
 from habana_mp.policy.kept import AS_EXPORTED, precision_kept_in
 from habana_mp.policy.patterns import Path
 
@@ -42,11 +36,9 @@ _WRAPPERS = {
 #: The same for classes of libraries, by their full names; `patches/libraries/` fills it.
 wrappers: dict[str, str] = {}
 
-
 #: Root modules by identity, and their names: the name of the class, with the first number from 2 on that no other one
 #: has if others of the class live.
 _roots: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
-
 
 #: The names of all modules inside a module, by its identity: found once, and found again after a change. Behind them,
 #: the classes of modules that have none: a forward may make one in each call.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import types
+from collections.abc import Iterator
 from multiprocessing import spawn
 from operator import attrgetter
 from typing import Any
@@ -16,7 +17,7 @@ from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.tools import torch_files
 from habana_mp.patches.tools.exchange import Exchanged
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.tools.when_imported import CalledWhenImported
 from habana_mp.patches.torch import autocast_regions
 from habana_mp.patches.torch.optimizer_steps import code_around_steps, in_step
 from habana_mp.patches.torch.stored_values import look_at_value
@@ -92,18 +93,11 @@ def _worker_namespace() -> dict[str, Any]:
 DISTRIBUTED = ("torch.distributed.fsdp", "torch.distributed.algorithms.ddp_comm_hooks")
 
 
-class DistributedCode(WhenImported):
-    """One of these parts. The caller of a cast is checked only once one of them is imported."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def do(self, module: Any) -> None:
-        _core.set_distributed_is_imported(True)
-
-    def undo(self, module: Any) -> None:
-        _core.set_distributed_is_imported(False)
+def distributed_code() -> Iterator[Patch]:
+    """Yields a patch for each of these parts. The caller of a cast is checked only once one of them is imported."""
+    set_imported = _core.set_distributed_is_imported
+    for name in DISTRIBUTED:
+        yield CalledWhenImported(name, lambda _: set_imported(True), lambda _: set_imported(False))
 
 
 class RecognisedCode(Patch):

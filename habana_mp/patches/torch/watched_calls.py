@@ -14,7 +14,6 @@ from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import folder_of_torch, is_passed_over, passed_over
 from habana_mp.ops import observed
 from habana_mp.patches.tools import tapped_calls
-from habana_mp.patches.tools.tapped_calls import CODE_OF_CALLS
 from habana_mp.patches.torch import begun_backwards, module_paths
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.module_paths import module_name
@@ -52,8 +51,8 @@ def _nanoseconds_of_cast(count: int) -> float:
 @cache
 def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
-    times = device_times
-    _core.set_watch(passed_over(), compiler_files(), CODE_OF_CALLS, module_name, _traced_place, times.mark, times.took)
+    code, times = tapped_calls.CODE_OF_CALLS, device_times
+    _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place, times.mark, times.took)
     kinds = (observed.ANGLES, observed.COUNTS, observed.STATISTICS, observed.SUMS, observed.DECAYS)
     _core.set_sensitive({name: number for number, names in enumerate(kinds, 1) for name in names})
 

@@ -6,6 +6,7 @@ Optimizers that torch has too derive from torch's classes. The entries of state 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +25,11 @@ def make_gradients_dense(params: Iterable[Tensor]) -> None:
             param.grad = param.grad.to_dense()
 
 
-def _make_dense(optimizer: Optimizer, *_: Any) -> None:
-    """Makes sparse gradients dense: these optimizers change every value of a weight in every step."""
+def _make_dense(optimizer: Optimizer, *_: Any, always: bool = True) -> None:
+    """Makes sparse gradients dense where a step changes every value of a weight: always, or in groups with weight decay
+    or momentum only."""
     for group in optimizer.param_groups:
-        make_gradients_dense(group["params"])
-
-
-def _make_dense_where_needed(optimizer: Optimizer, *_: Any) -> None:
-    """Makes sparse gradients dense in the groups with weight decay or momentum, which change every value."""
-    for group in optimizer.param_groups:
-        if group["weight_decay"] or group.get("momentum"):
+        if always or group["weight_decay"] or group.get("momentum"):
             make_gradients_dense(group["params"])
 
 
@@ -147,7 +143,7 @@ class FusedSGD(torch.optim.SGD):
         super().__init__(
             params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
         )
-        self.register_step_pre_hook(_make_dense_where_needed)
+        self.register_step_pre_hook(partial(_make_dense, always=False))
 
 
 class FusedResourceApplyMomentum(FusedSGD):
@@ -172,7 +168,7 @@ class FusedAdagrad(torch.optim.Adagrad):
         eps: float = 1e-10,
     ) -> None:
         super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
-        self.register_step_pre_hook(_make_dense_where_needed)
+        self.register_step_pre_hook(partial(_make_dense, always=False))
 
 
 class FusedLamb(Optimizer):
