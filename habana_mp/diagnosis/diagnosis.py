@@ -25,7 +25,7 @@ from habana_mp.diagnosis.replays import Replays, RunsHere, Step
 from habana_mp.diagnosis.search import CompiledSearch, Progress, Runs, Search, lowest_of
 from habana_mp.diagnosis.sites import PRODUCTS, Site
 from habana_mp.patches.installation import installation
-from habana_mp.patches.tools.eager_mode import EagerMode
+from habana_mp.patches.tools.compiled_functions import EagerMode
 from habana_mp.reporting.ranks import gathered, own_rank
 from habana_mp.reporting.records import with_ranks
 from habana_mp.reporting.remedies import Finding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from habana_mp import _core
+from habana_mp import _core, ops
 from habana_mp.common import locks
 from habana_mp.common.bound import bind_torch
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
@@ -17,7 +17,6 @@ from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_N
 from habana_mp.patches.tools.tapped_calls import can_tap
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
-from habana_mp.patches.torch.equivalent_functions import set_equivalent_functions
 from habana_mp.patches.torch.rules_in_modules import RulesInModules
 from habana_mp.policy import in_force, kept, rules
 from habana_mp.policy.options import Options
@@ -136,7 +135,7 @@ class Installation:
         self._is_ours = True
         try:
             changed = change()
-            set_equivalent_functions()
+            _set_equivalent_functions()
             return changed
         except BaseException:  # a signal handler may raise after the change
             if _core.change_count() == changes:
@@ -243,6 +242,17 @@ def _bind() -> None:
     _core.set_region_device(
         REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype
     )
+
+
+def _set_equivalent_functions() -> None:
+    """Passes the core the functions that it calls in place of methods with rules, as they are faster. Without one, the
+    method is called."""
+    pairs = {
+        getattr(torch._C.TensorBase, method, None): getattr(torch._C._VariableFunctions, row.equivalent, None)
+        for method, row in ops.rows().items()
+        if row.equivalent
+    }
+    _core.set_equivalent_functions({method: one for method, one in pairs.items() if method and one})
 
 
 installation = Installation()

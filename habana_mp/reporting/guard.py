@@ -19,8 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from habana_mp import _core
 from habana_mp.common.errors import HmpWarning
 from habana_mp.patches.installation import installation
-from habana_mp.patches.tools.compiled_functions import run_by_python
-from habana_mp.patches.tools.eager_mode import EagerMode
+from habana_mp.patches.tools.compiled_functions import EagerMode, run_by_python
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.watched_calls import configure_core
 from habana_mp.reporting import guard_texts

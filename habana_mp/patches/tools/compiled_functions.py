@@ -1,7 +1,9 @@
-"""Attributes by which torch.compile treats a function as constant or leaves it to Python, and those that it sets."""
+"""How torch.compile treats functions: attributes by which it takes one as constant or leaves it to Python, attributes
+that it sets, whether it compiles now, and running what it has compiled as it is written."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -114,3 +116,21 @@ def is_compiling() -> bool:
     """True while a compiler works in this thread: on examples of tensors, or on constants."""
     context: Any = torch._guards.CompileContext
     return holds(_COMPILING, lambda: context.current_compile_id() or True) and context.current_compile_id() is not None
+
+
+class EagerMode:
+    """Runs compiled functions as they are written, so that each of their operations can be seen."""
+
+    def __init__(self) -> None:
+        self._stance: Any = None
+
+    def begin(self) -> None:
+        if self._stance is None and "torch._dynamo" in sys.modules:
+            with contextlib.suppress(RuntimeError):  # not inside of compiled code; the next step is seen
+                self._stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        if self._stance is not None:
+            with contextlib.suppress(RuntimeError):
+                self._stance.__exit__(None, None, None)
+            self._stance = None
