@@ -1,4 +1,4 @@
-"""The tests that depend on the processor, as other processors would run them: one line for each.
+"""The tests of ``make test`` as other processors would run them: one line for each processor.
 
 ``python tests/processors.py`` runs them all, ``--short`` one of some, another part of them for each processor. oneDNN,
 torch's own kernels and ours are each told to do without the instructions that such a processor lacks.
@@ -36,7 +36,6 @@ PROCESSORS = [
     Processor("AVX512_CORE", "avx512", "avx512", "avx512"),
     Processor("AVX512_CORE_BF16", "avx512", "avx512_bf16", "avx512_bf16"),
     Processor("", "", "avx512_bf16", "amx"),
-    Processor("", "", "", ""),  # this one, as it is
 ]
 
 
@@ -51,11 +50,9 @@ def run(processor: Processor, part: str | None, workers: int) -> tuple[int, str]
     }
     kept = {name: value for name, value in os.environ.items() if name not in settings}
     at_once = ["-n", str(workers), "--dist", "worksteal"]
-    some = ["-m", "processor and not slow", *(["--part", part] if part else [])]
-    # Only these files: pytest would take half a minute to collect all tests.
-    files = [path for path in sorted(TESTS.rglob("test_*.py")) if "mark.processor" in path.read_text(encoding="utf-8")]
+    some = ["-m", "not slow", *(["--part", part] if part else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *at_once, *some, *files],
+        [sys.executable, "-m", "pytest", "-q", *at_once, *some],
         env=kept | {name: value for name, value in settings.items() if value},
         cwd=TESTS.parent,
         stdout=subprocess.PIPE,
@@ -74,8 +71,7 @@ def main() -> int:
     failed = False
     line = "{:<18}{:<10}{:<13}{}"
     print(line.format("oneDNN", "torch", "our kernels", "result"))
-    # A short run leaves out what `make test` does.
-    for i, processor in enumerate(PROCESSORS[:-1] if options.short else PROCESSORS):
+    for i, processor in enumerate(PROCESSORS):
         if processor.needs and processor.needs not in _core.kernels_paths():
             result, output = "not on this processor", ""
         else:

@@ -146,7 +146,7 @@ def _like(described: Any) -> Any:
     if kind != "tensor":
         return tuple(map(_like, rest))
     dtype, device, has_no_dimensions = rest
-    return torch.empty(() if has_no_dimensions else 0, dtype=dtype, device=device)
+    return torch.zeros(() if has_no_dimensions else 0, dtype=dtype, device=device)
 
 
 def _change(given: Any, got: Any) -> Any:

@@ -18,7 +18,7 @@ from helpers.compiled_functions import B3, FUNCTIONS, IMAGE, LABELS, Convolution
 from helpers.lists import Converter
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 @pytest.mark.parametrize("listed", ["lp_pool3d", "triplet_margin_with_distance_loss", "rdiv", "normalize"])

@@ -13,7 +13,7 @@ from helpers.comparing import assert_same
 from helpers.compiled_functions import LABELS, M, N
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 def listed_in_fp32(x: torch.Tensor) -> torch.Tensor:

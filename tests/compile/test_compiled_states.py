@@ -16,7 +16,7 @@ from helpers.compiled_functions import FUNCTIONS, M, N
 from helpers.models import Calls
 from helpers.probes import BF16, FP32
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 # ---- states and recompilation ----------------------------------------------------------------------------------------

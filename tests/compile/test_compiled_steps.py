@@ -19,7 +19,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 OPTIMIZERS = ["SGD", "AdamW", "Adagrad", "RMSprop", "NAdam", "Rprop"]
 
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 class Product(torch.optim.Optimizer):

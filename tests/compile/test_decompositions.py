@@ -26,7 +26,7 @@ TAKEN_APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 def with_gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:

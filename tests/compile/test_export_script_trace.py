@@ -13,7 +13,7 @@ from helpers.compiled_functions import M, N
 from helpers.processes import run_script
 
 BF16 = torch.bfloat16
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 class Exported(nn.Module):

@@ -18,7 +18,7 @@ from helpers.compiling import needs_compiler
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
 
 
 def every_kernel(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

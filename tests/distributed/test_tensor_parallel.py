@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from helpers.comparing import assert_same
 from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import STEPS, assert_near, assert_ranks_agree, batch, mesh, network, weights
@@ -90,8 +90,10 @@ def test_distributed_tensors_are_cast_as_plain_ones(grad: bool) -> None:
         results.append([one.full_tensor() if isinstance(one, DTensor) else one for one in found])
     expected, replicated, sharded_rows = results
     assert [one.dtype for one in expected] == [BF16, FP32, FP32][: len(expected)]
-    assert_same(replicated, expected)
-    assert_same(sharded_rows[:2], expected[:2])
+    if _core.kernels_multiplies_bfloat16():  # else torch sums distributed ones, and the package plain ones
+        assert_same(replicated, expected)
+        assert_same(sharded_rows[:2], expected[:2])
+    assert_near(replicated, expected)
     assert_near(sharded_rows, expected)
 
 

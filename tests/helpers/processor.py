@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,12 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 #: With AMX the package's kernels compute products of at most so many rows, unless the weight is small.
 _MOST_ROWS_WITH_TILES = 32
 _SMALL_WEIGHT = 1 << 16
+
+
+def by_hand() -> AbstractContextManager[Any]:
+    """Returns a block for products of operands that were cast by hand: without casts; or as the lists are where torch
+    has no instructions for them, for there the package computes them, and sums in another order."""
+    return hmp.disable_casts() if _core.kernels_multiplies_bfloat16() else nullcontext()
 
 
 def own_kernels_compute(rows: int, weight: torch.Tensor) -> bool:

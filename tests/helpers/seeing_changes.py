@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from habana_mp import hmp
+from helpers import processor
 from helpers.comparing import assert_same
 from helpers.weight_changes import MAIN, POINTERS, PREPARED, WAYS
 from helpers.weight_changes.basics import SIZE, Change, layer
@@ -69,7 +69,7 @@ def as_by_hand(
     x, mine = X.clone().requires_grad_(), X.clone().requires_grad_()
     result = used(of, mode, use, x)
     weight, bias = (one.detach().clone().requires_grad_(one.requires_grad) for one in (of.weight, of.bias))
-    with MODES[mode](), hmp.disable_casts():
+    with MODES[mode](), processor.by_hand():
         wanted = (hand or use or F.linear)(mine.to(dtype), weight.to(dtype), bias.to(dtype))
         ours = None if kernels is None else kernels(*(one.detach().to(dtype) for one in (mine, weight, bias)))
     if ours is None or not torch.equal(result, ours):

@@ -28,8 +28,6 @@ from helpers.arrays import (
 )
 from helpers.each import each
 
-pytestmark = pytest.mark.processor
-
 
 @pytest.fixture
 def denormals_flushed() -> Iterator[None]:

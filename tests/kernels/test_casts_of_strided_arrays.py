@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,8 +22,6 @@ from helpers.arrays import (
     torch_bits,
 )
 from helpers.each import each
-
-pytestmark = pytest.mark.processor
 
 
 def assert_strided_cast(array: Array, out: Array, source: str, target: str, path: str, threads: int = 1) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from helpers.arrays import PATHS
 from helpers.each import each
 from helpers.processes import run_script
-
-pytestmark = pytest.mark.processor
 
 
 def test_a_child_forked_after_torch_used_its_threads_does_without_them() -> None:

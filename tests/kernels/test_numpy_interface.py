@@ -12,8 +12,6 @@ from helpers.arrays import BITS, DTYPES, FACES, PATHS, assert_same_bits, every_c
 from helpers.each import each
 from helpers.processes import run_script
 
-pytestmark = pytest.mark.processor
-
 
 def test_path_is_one_of_those_the_processor_can_run() -> None:
     assert kernels.path() in PATHS

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from habana_mp import _core, kernels
 from helpers.each import each
 
-pytestmark = pytest.mark.processor
-
 Bits = NDArray[np.uint16]
 Floats = NDArray[np.float32]
 

@@ -17,7 +17,7 @@ from helpers.lists import Converter
 from helpers.processes import in_threads
 from helpers.weights import all_bfloat16_tensors
 
-pytestmark = [pytest.mark.processor, needs_accelerator("buffers")]
+pytestmark = needs_accelerator("buffers")
 
 WITHOUT_GRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,

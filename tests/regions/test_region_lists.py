@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from helpers.each import each
 from helpers.lists import write_list
 from helpers.probes import BF16, FP32, X, dtype_of_product
@@ -39,7 +39,8 @@ def test_cache_enabled_says_whether_casts_of_weights_are_cached(caches: bool | N
         results = [layer(X) for _ in range(3)]
     assert torch.equal(results[0], results[2])
     casts = {row.operation: row.casts for row in hmp.report(show=False).rows}["linear"]
-    assert casts == (9 if caches is False else 7)
+    # Without instructions for bfloat16, small ones are cached too.
+    assert casts == (9 if caches is False else 7 if _core.kernels_multiplies_bfloat16() else 5)
 
 
 def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from habana_mp import Report, hmp
+from habana_mp import Report, _core, hmp
 from habana_mp.reporting.merging import merged
 from helpers.any_reports import any_report
 
@@ -170,12 +170,14 @@ def test_a_trace_beside_that_of_the_profiler_tells_of_the_same_time(counted: Non
     assert events[: len(events_of(theirs))] == events_of(theirs)
     ours = [event for event in events if event.get("name") == "linear (bf16)"]
     steps = [event for event in events if str(event.get("name")).startswith("step ") and event["ph"] == "X"]
+    # torch's own call, where the package's kernels do not compute it
     products = [event for event in events if event.get("name") == "aten::linear"]
+    assert products or not _core.kernels_multiplies_bfloat16()
     assert (len(ours), len(steps)) == (4, 3)
     # The two take their times by different clocks.
     for step, mine in zip(steps, ours[1:], strict=True):
         assert inside(mine, step, slack=50)
-        assert [product for product in products if inside(product, mine, slack=50)]
+        assert not products or any(inside(product, mine, slack=50) for product in products)
     assert all(any(inside(product, mine, slack=50) for mine in ours[1:]) for product in products)
     assert not any(inside(ours[0], step) for step in steps)
 

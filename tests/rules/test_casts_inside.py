@@ -13,8 +13,6 @@ from habana_mp import hmp, ops
 from helpers.each import each
 from helpers.lists import Converter
 
-pytestmark = pytest.mark.processor
-
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -14,8 +13,6 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers.each import each
-
-pytestmark = pytest.mark.processor
 
 Convolution = Callable[..., torch.Tensor]
 

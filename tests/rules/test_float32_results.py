@@ -202,6 +202,18 @@ def test_an_operand_of_a_subclass_gets_its_gradient(call: Call) -> None:
     assert weight.grad is not None
 
 
+@each("result", ["", " -> fp32"])
+@each("name", CALLS)
+def test_a_backward_adds_nothing_to_what_is_watched(counted: None, name: str, result: str) -> None:
+    call, sizes, _ = CALLS[name]
+    convert(result=result)
+    with hmp.watch():
+        made = call(*(torch.randn(one, requires_grad=True) for one in sizes))
+        before = [row.operation for row in hmp.report(show=False).rows]
+        made.backward(torch.ones_like(made))
+    assert [row.operation for row in hmp.report(show=False).rows] == before
+
+
 @each("name", ["linear of a vector", "linear", "bmm", "conv2d", "einsum"])
 def test_results_can_be_written_into(name: str) -> None:
     call, sizes, _ = CALLS[name]

@@ -18,8 +18,6 @@ from helpers.accelerators import needs_accelerator
 from helpers.each import each
 from helpers.lists import Converter
 
-pytestmark = pytest.mark.processor
-
 PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
     "linear": F.linear,
     "matmul": lambda x, weight, bias: torch.matmul(x, weight.t()),

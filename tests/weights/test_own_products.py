@@ -28,7 +28,6 @@ from helpers.products import (
 from helpers.weights import cached, products
 
 pytestmark = [
-    pytest.mark.processor,
     pytest.mark.usefixtures("counted"),
     needs_accelerator("products"),
     pytest.mark.skipif(_core.kernels_path() == "scalar", reason="these kernels need vectors"),

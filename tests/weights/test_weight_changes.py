@@ -111,7 +111,6 @@ if _core.kernels_path() == "scalar":  # then all is as torch makes it
 
 
 @needs_accelerator("products")
-@pytest.mark.processor
 @pytest.mark.usefixtures("counted", "parts_of_any_size")
 @main_ways
 def test_a_change_of_a_weight_that_our_kernels_read_is_seen(way: str) -> None:

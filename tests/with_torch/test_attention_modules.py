@@ -18,7 +18,7 @@ from helpers.modules import assert_near, lower, trained, trained_by_hand
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
+pytestmark = pytest.mark.usefixtures("alike")
 
 
 ATTENTION: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from helpers.modules import assert_near, lower, raised, trained
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
+pytestmark = pytest.mark.usefixtures("alike")
 
 
 INDICES = torch.tensor([[1, 2], [1, 3]])

@@ -18,7 +18,7 @@ from helpers.modules import assert_near, lower, raised
 
 FP32 = torch.float32
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
+pytestmark = pytest.mark.usefixtures("alike")
 
 
 G = torch.Generator().manual_seed(1)

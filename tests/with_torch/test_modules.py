@@ -17,7 +17,7 @@ from helpers.lists import Converter
 from helpers.probes import BF16, FP32, M
 from helpers.processes import run_script
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
+pytestmark = pytest.mark.usefixtures("alike")
 
 
 class Holding(nn.Module):

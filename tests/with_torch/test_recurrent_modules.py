@@ -25,7 +25,7 @@ from helpers.modules import assert_near, lower, trained, trained_by_hand
 BF16 = torch.bfloat16
 
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
+pytestmark = pytest.mark.usefixtures("alike")
 
 
 RECURRENT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {

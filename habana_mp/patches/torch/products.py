@@ -34,8 +34,9 @@ _FLOAT16 = Assumption(
 
 #: torch's own functions, which no list reaches.
 _linear = _core.unpatched_copy(torch._C._nn.linear)
-_matmul = _core.unpatched_copy(torch._C._VariableFunctions.matmul)
-_convolution = _core.unpatched_copy(torch._C._VariableFunctions.convolution)
+_matmul, _mm, _sum, _convolution = (
+    _core.unpatched_copy(getattr(torch._C._VariableFunctions, name)) for name in ("matmul", "mm", "sum", "convolution")
+)
 
 
 def _dimensions(name: str) -> dict[Any, int]:
@@ -65,7 +66,7 @@ def product_of_rows(
     if multiply is not None and not torch.is_grad_enabled():
         made = multiply(input, weight, bias, is_float32)
     if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
-        rows: Tensor = torch.mm(input.reshape(-1, input.shape[-1]), weight.t(), out_dtype=torch.float32)
+        rows: Tensor = _mm(input.reshape(-1, input.shape[-1]), weight.t(), out_dtype=torch.float32)
         made = (rows if bias is None else rows + bias).reshape(*input.shape[:-1], -1)
     if made is None:
         made = _linear(input.float(), weight.float(), _float(bias)).to(input.dtype if dtype is None else dtype)
@@ -105,7 +106,7 @@ class _Rows(Function):
             inputs = input.reshape(-1, input.shape[-1])
             of_weight = product_of_rows(outputs.t().contiguous(), inputs.t(), None, ctx.dtypes[1])
         if ctx.needs_input_grad[2]:
-            of_bias = rounded.reshape(-1, rounded.shape[-1]).sum(0, dtype=torch.float32).to(gradient.dtype)
+            of_bias = _sum(rounded.reshape(-1, rounded.shape[-1]), 0, dtype=torch.float32).to(gradient.dtype)
         gradients = of_input, of_weight, of_bias
         return gradients if len(ctx.needs_input_grad) == 3 else (None, None, of_bias, of_input, of_weight)
 
@@ -157,8 +158,7 @@ def _in_float32(tensor: Tensor, is_compiled: bool) -> Tensor:
 def operators() -> Any:
     """Returns torch's library of the package's operators, which lives as long as the process: compiled code may outlive
     ``convert``."""
-    make_library: Any = torch.library.Library
-    return make_library("habana_mp", "FRAGMENT")
+    return cast(Any, torch.library.Library)("habana_mp", "FRAGMENT")
 
 
 @cache
