@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from habana_mp import _core
 from helpers.each import each
 from helpers.late import module_of
 from helpers.processes import python
+from helpers.processor import as_everywhere
 
 ROOT = Path(__file__).parents[2]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
@@ -71,11 +71,6 @@ def generator() -> ModuleType:
     return module_of(ROOT / "docs" / "make_rules_table.py")
 
 
-#: Lines of a report that are others without instructions for bfloat16: then small weights are cached too, and the
-#: package's kernels compute products.
-OTHERS_HERE = () if _core.kernels_multiplies_bfloat16() else ("cached casts of weights:", "products with weights by")
-
-
 def promised(code: str, output: str | None) -> list[str]:
     """The lines that a block says it prints: ``print(x)  # this``, or the block after it."""
     if output is not None:
@@ -96,9 +91,8 @@ def test_python_in_the_documentation_runs_by_itself_and_prints_what_it_says(name
     for script, (code, output) in zip(scripts, blocks, strict=True):
         expected = promised(code, output or None)
         if expected:  # Where the document says nothing about the output, any will do.
-            both = script.with_suffix(".out").read_text("utf-8").splitlines(), expected
-            printed, wanted = ([line for line in lines if not line.startswith(OTHERS_HERE)] for lines in both)
-            assert printed == wanted
+            printed = as_everywhere(script.with_suffix(".out").read_text("utf-8")).splitlines()
+            assert printed == as_everywhere("\n".join(expected)).splitlines()
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the tables are those of torch 2.13")

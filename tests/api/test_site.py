@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 from playwright.sync_api import Page, expect
 
 from helpers.browser import chromium
+from helpers.processor import as_everywhere
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
@@ -82,7 +83,8 @@ def test_the_site_needs_no_network_fits_a_telephone_and_its_links_lead_somewhere
 def outputs(notebook: Any) -> list[Any]:
     """What each cell printed and showed, without the numbers of the run."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [[output.get("text") or output["data"] for output in cell.outputs] for cell in cells]
+    every = [[output.get("data", {"text": output.get("text")}) for output in cell.outputs] for cell in cells]
+    return [[{kind: as_everywhere(text) for kind, text in one.items()} for one in outputs] for outputs in every]
 
 
 def test_the_notebook_shows_what_it_shows_here() -> None:

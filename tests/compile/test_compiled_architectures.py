@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
 from helpers.architectures import make_batch, make_model
+from helpers.modules import assert_near
 
 ONE_LAYER = {"num_hidden_layers": 1}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,7 +63,9 @@ def test_compiled_after_convert_it_gives_what_it_gives_uncompiled(name: str) -> 
     hmp.convert()
     expected = subject.step()
     assert not torch.equal(expected["logits"], plain["logits"])
-    assert_same_bits(subject.step(subject.compiled("aot_eager")), expected)
+    # Without instructions, the package computes products of eager code, and torch those of this backend.
+    assert_same = assert_same_bits if _core.kernels_multiplies_bfloat16() else assert_near
+    assert_same(subject.step(subject.compiled("aot_eager")), expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "resnet"])

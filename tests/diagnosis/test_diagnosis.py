@@ -488,10 +488,16 @@ def test_the_report_leaves_the_runs_out(detail: str) -> None:
     _, step = _made()
     hmp.convert(**LOWER, report=detail)
     step()
-    before = hmp.report(show=False).to_dict()
+
+    def counts() -> dict[str, Any]:
+        report = hmp.report(show=False).to_dict()
+        cached = {name: count for name, count in report["weights"].items() if name not in ("weights", "bytes")}
+        return {**report, "weights": cached, "seconds": 0}
+
+    before = counts()
     assert before["rows"]
     assert hmp.diagnose(step).findings
-    assert {**hmp.report(show=False).to_dict(), "seconds": 0} == {**before, "seconds": 0}
+    assert counts() == before
     hmp.reset_report()
     assert not hmp.report(show=False).rows
     step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,6 +25,13 @@ def by_hand() -> AbstractContextManager[Any]:
     """Returns a block for products of operands that were cast by hand: without casts; or as the lists are where torch
     has no instructions for them, for there the package computes them, and sums in another order."""
     return hmp.disable_casts() if _core.kernels_multiplies_bfloat16() else nullcontext()
+
+
+def as_everywhere(text: str) -> str:
+    """Returns it without the lines of a report that are others on a processor without instructions for bfloat16: there
+    small weights are cached too, and the package's kernels compute products."""
+    others = re.compile(r"^(cached casts of weights|products with weights by).*\n?", re.MULTILINE)
+    return text if _core.kernels_multiplies_bfloat16() else others.sub("", text)
 
 
 def own_kernels_compute(rows: int, weight: torch.Tensor) -> bool:
