@@ -469,7 +469,7 @@ def takes_options(options: Callable[_P, _T]) -> Callable[[Callable[[_T], None]],
             function(options(*args, **kwargs))
             return _not_a_block
 
-        taking.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        taking.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]  # inspect asks for it
         taking.__doc__ = (function.__doc__ or "").replace("{options}", _described())
         return taking
 

@@ -145,7 +145,7 @@ class Report(Records):
     def to_dataframe(self) -> Any:
         """Returns the rows as a ``pandas.DataFrame``; pandas must be installed."""
         try:
-            import pandas  # type: ignore[import-untyped]
+            import pandas  # type: ignore[import-untyped]  # it has no types
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"to_dataframe() needs pandas, which is not installed (pip install pandas): {error}", name=error.name
