@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from habana_mp import _core
 
-TESTS = Path(__file__).parent
-
 #: As a short run takes one of so many. Not a divisor of what tests' parameters come in.
 ONE_OF = 59
 
@@ -49,12 +47,11 @@ def run(processor: Processor, part: str | None, workers: int) -> tuple[int, str]
         "MKL_ENABLE_INSTRUCTIONS": "AVX2" if processor.torch == "avx2" else "",
     }
     kept = {name: value for name, value in os.environ.items() if name not in settings}
-    at_once = ["-n", str(workers), "--dist", "worksteal"]
-    some = ["-m", "not slow", *(["--part", part] if part else [])]
+    some = ["-n", str(workers), "--dist", "worksteal", "-m", "not slow", *(["--part", part] if part else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *at_once, *some],
+        [sys.executable, "-m", "pytest", "-q", *some],
         env=kept | {name: value for name, value in settings.items() if value},
-        cwd=TESTS.parent,
+        cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

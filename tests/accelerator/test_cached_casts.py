@@ -164,7 +164,7 @@ def step_of_kernels(weight: nn.Parameter) -> None:
         def __init__(self) -> None:
             super().__init__([weight], {})
 
-        def step(self) -> None:  # type: ignore[override]
+        def step(self) -> None:  # type: ignore[override]  # torch takes a closure
             write_unseen(weight)
 
     Own().step()
@@ -246,7 +246,7 @@ def alias_of_new_memory(weight: nn.Parameter) -> Tensor:
     weight.data = torch.randn_like(weight)
     product(new_input(), weight)
     alias = weight.data
-    alias.former = former  # type: ignore[attr-defined]
+    alias.former = former  # type: ignore[attr-defined]  # a name of its own
     return alias
 
 

@@ -84,7 +84,7 @@ def train(model: nn.Module, given: list[Tensor], scaler: Any = None, after: Call
 def test_a_training_has_the_bits_of_torch_autocast() -> None:
     expected, found = network(), network()
     wrapped = torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False)(expected.forward)
-    expected.forward = wrapped  # type: ignore[method-assign]
+    expected.forward = wrapped  # type: ignore[method-assign]  # replaced for this test
     losses = train(expected, batches())
     with converted(preset="torch-cuda"):
         assert train(found, batches()) == losses
@@ -312,12 +312,12 @@ def test_two_ranks(wrapped: str) -> None:
         trained: nn.Module = DistributedDataParallel(model, device_ids=[rank])
     else:
         mesh = torch.distributed.init_device_mesh(DEVICE, (2,))
-        trained = fully_shard(model, mesh=mesh)  # type: ignore[assignment]
+        trained = fully_shard(model, mesh=mesh)  # type: ignore[assignment]  # another class
     with converted(preset="torch-cuda"):
         train(trained, [one.to(device) for one in given])
         train(alone, batches("cpu"))
     for one, other in zip(trained.parameters(), alone.parameters(), strict=True):
-        whole = one.full_tensor() if wrapped == "FSDP2" else one  # type: ignore[operator]
+        whole = one.full_tensor() if wrapped == "FSDP2" else one  # type: ignore[operator]  # of a DTensor
         assert whole.dtype == torch.float32
         assert torch.allclose(whole.detach().cpu(), other.detach(), atol=2e-2)
 

@@ -36,7 +36,7 @@ def test_all_four_parameters_work_by_position_and_by_keyword(tmp_path: Path) -> 
 @each("level", ["O3", "o3", "O 1", "", "1", 1, None, True])
 def test_an_unknown_level_is_refused_with_the_names_of_all(level: object) -> None:
     with pytest.raises(ValueError, match="opt_level") as caught:
-        hmp.convert(level)  # type: ignore[arg-type]
+        hmp.convert(level)  # type: ignore[arg-type]  # wrong on purpose
     for known in ("O0", "O1", "O2"):
         assert known in str(caught.value)
     assert repr(level) in str(caught.value)
@@ -79,7 +79,7 @@ def test_list_files_are_ignored_with_one_warning_where_the_level_has_no_lists(
 @each("dtype", [torch.float32, torch.float64, torch.int8, "fp32", "int8", "bf", None])
 def test_only_the_two_lower_precisions_are_taken(dtype: object) -> None:
     with pytest.raises(ValueError, match="dtype"):
-        hmp.convert(dtype=dtype)  # type: ignore[arg-type]
+        hmp.convert(dtype=dtype)  # type: ignore[arg-type]  # wrong on purpose
     assert_torch_is_restored()
 
 
@@ -168,7 +168,7 @@ def test_a_failing_convert_leaves_the_former_configuration_in_force(
 ) -> None:
     converted(bf16=["exp", "softmin"], fp32=["normalize"])
     with pytest.raises((OSError, ValueError, TypeError)):
-        broken(tmp_path)  # type: ignore[operator]
+        broken(tmp_path)  # type: ignore[operator]  # wrong on purpose
     assert hmp.is_converted()
     assert torch.exp(MATRIX).dtype is BF16
     assert F.softmin(MATRIX, 0).dtype is BF16

@@ -166,4 +166,4 @@ def test_an_asynchronous_generator_is_not_decorated() -> None:
 @pytest.mark.parametrize("wrong", [3, "text", torch.ones(1)], ids=["number", "text", "tensor"])
 def test_disable_casts_decorates_only_what_can_be_called(wrong: object) -> None:
     with pytest.raises(TypeError, match="disable_casts"):
-        hmp.disable_casts(wrong)  # type: ignore[call-overload]
+        hmp.disable_casts(wrong)  # type: ignore[call-overload]  # wrong on purpose

@@ -38,7 +38,7 @@ def dtypes(*values: object, **named: object) -> list[object]:
     ],
 )
 def test_the_tensors_of_a_wrapped_function_come_in_its_precision(to: object, expected: torch.dtype) -> None:
-    wrapped = hmp.op_wrap(dtypes, to=to)  # type: ignore[arg-type]
+    wrapped = hmp.op_wrap(dtypes, to=to)  # type: ignore[arg-type]  # wrong on purpose
     hmp.convert()
     assert wrapped(M.half(), M, 3, "x", y=M.bfloat16()) == [expected, expected, 3, "x", expected]
 
@@ -157,13 +157,13 @@ def test_an_exception_passes_through_once_and_leaves_the_state_right(converted: 
 @each("to", ["int8", "bfloat61", "", None, 3, torch.float64, torch.int8])
 def test_an_unknown_precision_is_refused_with_the_known(to: object) -> None:
     with pytest.raises(ValueError, match="bf16"):
-        hmp.op_wrap(dtypes, to=to)  # type: ignore[call-overload]
+        hmp.op_wrap(dtypes, to=to)  # type: ignore[call-overload]  # wrong on purpose
 
 
 @pytest.mark.parametrize("wrong", [3, "mm"])
 def test_only_what_can_be_called_can_be_wrapped(wrong: object) -> None:
     with pytest.raises(TypeError, match="op_wrap"):
-        hmp.op_wrap(wrong)  # type: ignore[call-overload]
+        hmp.op_wrap(wrong)  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_a_wrapped_function_obeys_in_a_region_alone() -> None:

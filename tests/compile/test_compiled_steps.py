@@ -29,7 +29,7 @@ class Product(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]  # any closure
         loss = None if closure is None else closure()
         for group in self.param_groups:
             for weight in group["params"]:

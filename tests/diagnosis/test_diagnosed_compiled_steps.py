@@ -80,7 +80,7 @@ class Healthy(Layers):
 
 
 def line_in(model: type[nn.Module]) -> int:
-    lines, first = inspect.getsourcelines(model.middle)  # type: ignore[attr-defined]
+    lines, first = inspect.getsourcelines(model.middle)  # type: ignore[attr-defined]  # a method of this model
     return first + next(number for number, text in enumerate(lines) if "# planted" in text)
 
 

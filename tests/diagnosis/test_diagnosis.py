@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from habana_mp import Diagnosis, HmpWarning, hmp
+from habana_mp import Diagnosis, HmpWarning, _core, hmp
 from habana_mp.diagnosis.exact import may_be_random
 from habana_mp.diagnosis.outcomes import Run, RunMode, Tolerances, deviations
 from habana_mp.diagnosis.search import Search
@@ -491,8 +491,9 @@ def test_the_report_leaves_the_runs_out(detail: str) -> None:
 
     def counts() -> dict[str, Any]:
         report = hmp.report(show=False).to_dict()
-        cached = {name: count for name, count in report["weights"].items() if name not in ("weights", "bytes")}
-        return {**report, "weights": cached, "seconds": 0}
+        if not _core.kernels_multiplies_bfloat16():  # then small weights are cached, and those that a run restores anew
+            report["weights"].update(weights=0, bytes=0)
+        return {**report, "seconds": 0}
 
     before = counts()
     assert before["rows"]

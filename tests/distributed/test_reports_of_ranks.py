@@ -99,7 +99,7 @@ def test_the_diagnosis_of_all_ranks_names_an_operation_once_with_its_ranks() -> 
         return loss
 
     for largest, on in ((1000.0, (0, 1)), (1000.0 * dist.get_rank(), (1,))):
-        found = hmp.diagnose(lambda largest=largest: step(largest), ranks=True)  # type: ignore[misc]
+        found = hmp.diagnose(lambda largest=largest: step(largest), ranks=True)  # type: ignore[misc]  # untyped
         finding = found.findings[0]
         assert (finding.operation, finding.ranks) == ("__mul__", on)
         assert finding.text.endswith(" (ranks 0, 1)" if len(on) == 2 else " (rank 1)")

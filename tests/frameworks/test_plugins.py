@@ -247,7 +247,7 @@ def test_ignite_leaves_the_report_in_its_log_and_in_tensorboard(
     assert "products ran in bf16" in caplog.text
     assert str(tmp_path / "habana_mp.html") in caplog.text
     assert len(texts_of_tensorboard(tmp_path)) == 1
-    assert hmp.report(show=False).configuration["preset"] == "torch-cpu"  # type: ignore[index]
+    assert hmp.report(show=False).configuration["preset"] == "torch-cpu"  # type: ignore[index]  # it has one here
 
 
 # ---- a framework's own autocast ------------------------------------------------------------------------------------

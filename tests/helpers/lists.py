@@ -21,5 +21,5 @@ def write_list(path: Path, names: Iterable[str]) -> str:
 def warned_by_convert(*args: object, **options: object) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        hmp.convert(*args, **options)  # type: ignore[arg-type]
+        hmp.convert(*args, **options)  # type: ignore[arg-type]  # of any type
     return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]

@@ -32,8 +32,6 @@ CORE: dict[str, set[str]] = {
 #: Cached casts of a few kilobytes need no look at the free memory, and only weights in mapped files need one at the
 #: mappings.
 NOT_ASKED = {"system.free-memory", "system.mappings"}
-#: Without instructions for bfloat16, the package's kernels compute products, in another order of sums; broken, not all.
-TOLERANCE = 0 if _core.kernels_multiplies_bfloat16() else 0.01
 REFUSED = {"cpython.definitions": "cannot tap", "cpython.slots": "its slot does not hold CPython's own"}
 
 PROGRAM = """
@@ -98,13 +96,19 @@ def test_every_entry_of_the_core_is_broken_here() -> None:
     assert not names & {row[0] for row in ledger.rows()}
 
 
+def is_alike(one: list[Any], other: list[Any]) -> bool:
+    """True for the same bits, or for near values where the package's kernels sum in their own order, unless broken."""
+    is_near = not _core.kernels_multiplies_bfloat16() and np.allclose(one, other, 0.01, 0.01)
+    return is_near or str(one) == str(other)
+
+
 def test_a_training_is_right_without(told: dict[str, dict[str, Any]]) -> None:
     expected = told["nothing"]
     for name in CORE.keys() - REFUSED.keys():
         found = told[name]
         assert found["error"] == "", name
         for what in ("weights", "result", "tangent"):
-            np.testing.assert_allclose(found[what], expected[what], TOLERANCE, TOLERANCE, err_msg=f"{name}: {what}")
+            assert is_alike(found[what], expected[what]), (name, what)
         assert found["dtype"] == expected["dtype"], name
         assert (found["restored"], found["installed"]) == ("torch.float32", 0), name
         not_asked = {name} if hasattr(torch._C, "_dlpack_exchange_api") and "aoti" in name else NOT_ASKED
@@ -113,8 +117,7 @@ def test_a_training_is_right_without(told: dict[str, dict[str, Any]]) -> None:
 
 def test_without_any_way_to_look_at_tensors_casts_are_torchs(told: dict[str, dict[str, Any]]) -> None:
     found, expected = told["torch.dlpack-exchange,torch.aoti-functions"], told["nothing"]
-    for what in ("weights", "result"):
-        np.testing.assert_allclose(found[what], expected[what], TOLERANCE, TOLERANCE)
+    assert all(is_alike(found[what], expected[what]) for what in ("weights", "result"))
     assert (found["cached"], expected["cached"]) == (0, 4)
     assert "torch.tensor-inside" in found["failed"]
 

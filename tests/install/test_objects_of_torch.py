@@ -28,9 +28,9 @@ SPACES: dict[str, Any] = {
     "torch.Tensor": torch.Tensor,
     "torch._C.TensorBase": torch._C.TensorBase,
     "torch._C._nn": torch._C._nn,
-    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]
-    "torch._C._fft": torch._C._fft,  # type: ignore[attr-defined]
-    "torch._C._special": torch._C._special,  # type: ignore[attr-defined]
+    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]  # torch does not type it
+    "torch._C._fft": torch._C._fft,  # type: ignore[attr-defined]  # torch does not type it
+    "torch._C._special": torch._C._special,  # type: ignore[attr-defined]  # torch does not type it
     "torch._VF": torch._VF,
     "torch.special": torch.special,
     "torch.linalg": torch.linalg,

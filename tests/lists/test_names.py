@@ -269,7 +269,7 @@ def test_an_operator_in_a_list_of_its_own_leaves_its_family(tmp_path: Path, othe
 )
 def test_a_name_covers_the_ways_its_operation_is_reached(converted: Converter, name: str, call: object) -> None:
     converted(bf16=[name])
-    assert call(MATRIX).dtype is BF16  # type: ignore[operator]
+    assert call(MATRIX).dtype is BF16  # type: ignore[operator]  # found by name
 
 
 def test_a_list_beats_the_widest_and_the_first_input(converted: Converter) -> None:

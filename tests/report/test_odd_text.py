@@ -117,7 +117,7 @@ def test_names_that_programs_give_reach_the_report_as_they_are(detail: Any, tmp_
     model = Odd()
     inner = nn.Linear(4, 4)
     model.add_module(name, inner)
-    Odd.forward = lambda self, x: self._modules[name](x)  # type: ignore[method-assign]
+    Odd.forward = lambda self, x: self._modules[name](x)  # type: ignore[method-assign]  # replaced for this test
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x @ x

@@ -227,7 +227,7 @@ def changed(module: Any, kind: str, value: torch.Tensor) -> torch.Tensor:
         module.state.data = value
     else:
         module.state = value
-    return module.state  # type: ignore[no-any-return]
+    return module.state  # type: ignore[no-any-return]  # torch does not type it
 
 
 LOWER: dict[str, Callable[[], torch.Tensor]] = {

@@ -66,10 +66,10 @@ def test_every_call_that_switches_autocast_is_noticed(form: Callable[[Any, bool]
 @each(
     "call",
     [
-        lambda: torch.set_autocast_enabled(),  # type: ignore[call-overload]
-        lambda: torch.set_autocast_enabled("cpu", 1),  # type: ignore[arg-type]
-        lambda: torch.set_autocast_enabled(on=False),  # type: ignore[call-overload]
-        lambda: torch.set_autocast_dtype(dtype=BF16),  # type: ignore[call-arg]
+        lambda: torch.set_autocast_enabled(),  # type: ignore[call-overload]  # wrong on purpose
+        lambda: torch.set_autocast_enabled("cpu", 1),  # type: ignore[arg-type]  # wrong on purpose
+        lambda: torch.set_autocast_enabled(on=False),  # type: ignore[call-overload]  # wrong on purpose
+        lambda: torch.set_autocast_dtype(dtype=BF16),  # type: ignore[call-arg]  # wrong on purpose
         lambda: torch.Tensor._make_subclass(nn.Parameter),
         lambda: torch._C._to_dlpack(),
     ],

@@ -17,10 +17,10 @@ from helpers.probes import BF16, M, N, is_cast
 
 WRONG: dict[str, Callable[[], Any]] = {
     "shapes": lambda: torch.mm(M, N[:3]),
-    "too few": lambda: torch.mm(M),  # type: ignore[call-overload]
-    "an unknown keyword": lambda: torch.mm(M, N, nonsense=1),  # type: ignore[call-overload]
-    "a string": lambda: torch.mm(M, "x"),  # type: ignore[arg-type]
-    "a method of a number": lambda: torch.Tensor.mm(3, M),  # type: ignore[arg-type]
+    "too few": lambda: torch.mm(M),  # type: ignore[call-overload]  # wrong on purpose
+    "an unknown keyword": lambda: torch.mm(M, N, nonsense=1),  # type: ignore[call-overload]  # wrong on purpose
+    "a string": lambda: torch.mm(M, "x"),  # type: ignore[arg-type]  # wrong on purpose
+    "a method of a number": lambda: torch.Tensor.mm(3, M),  # type: ignore[arg-type]  # wrong on purpose
     "an empty list": lambda: torch.cat([]),
     "a dimension": lambda: torch.softmax(M, 7),
     "an assignment": lambda: M.clone().__setitem__(0, torch.ones(7, dtype=BF16)),

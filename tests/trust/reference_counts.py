@@ -107,9 +107,9 @@ def calls_that_fail() -> None:
     with raising(RuntimeError):
         torch.matmul(X, torch.ones(3, 3))
     with raising(TypeError):
-        torch.matmul(X)  # type: ignore[call-overload]
+        torch.matmul(X)  # type: ignore[call-overload]  # wrong on purpose
     with raising(TypeError):
-        X.softmax(nonsense=1)  # type: ignore[call-overload]
+        X.softmax(nonsense=1)  # type: ignore[call-overload]  # wrong on purpose
     with raising(RuntimeError):
         torch.cat([X, torch.ones(3, 3).bfloat16()])
 

@@ -201,7 +201,7 @@ def test_a_call_that_the_kernels_do_not_take_is_made_otherwise() -> None:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             layer(torch.randn(3, 143))
         with pytest.raises(TypeError):
-            F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]
+            F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]  # wrong on purpose
 
 
 def test_a_result_is_a_tensor_like_any_of_torch() -> None:
