@@ -161,6 +161,7 @@ def convert(options: Options) -> None:
             **{name: os.fsdecode(path) if path else None for name, path in lists.items()},
             "within": options.within_in_words,
             "results": options.results,
+            "weight_cache": options.weight_cache,
         }
         installation.check_alone()
         verbose = bool(options.isVerbose) or options.log is not None

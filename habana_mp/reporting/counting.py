@@ -23,6 +23,7 @@ from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, for
 from habana_mp.patches.torch.begun_backwards import lower_loss
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
+from habana_mp.patches.torch.weight_cache import why_none_is_cached
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
@@ -146,7 +147,7 @@ def current() -> Report:
         edges=edges,
         configuration=configuration(),
         seconds=stopwatch.seconds if records else None,
-        environment=_environment(),
+        environment=_environment(rows),
         ranges=shares_of_range(_core.guarded_largest()),
         guarded=dict(guard_texts.named),
         results=(counters["results", "tensors"], counters["results", "bytes"]),
@@ -175,7 +176,7 @@ def _rank(row: Row) -> tuple[Any, ...]:
     return (-(row.seconds or 0.0), -row.calls, row.operation, row.precision, row.reason, row.order)
 
 
-def _environment() -> dict[str, Any]:
+def _environment(rows: tuple[Row, ...]) -> dict[str, Any]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
         "habana_mp": __version__,
@@ -188,6 +189,7 @@ def _environment() -> dict[str, Any]:
             for (file, line), device in disabled_for_no_device.items()
             if not is_installed(file)  # a library protects its own code
         },
+        "no_cast_is_cached": why_none_is_cached() if rows else "",
         "lower_state": stepped_weights.found(),
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},

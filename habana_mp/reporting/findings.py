@@ -351,7 +351,7 @@ def _of_kind(kind: _Kind, report: Records, flow: _Flow) -> Iterator[Finding]:
     found = {number: kind.others(flow, number) for number, row in enumerate(report.rows) if kind.applies(row)}
     others = {number: its for number, its in found.items() if its is not None}
     for part in _by_line(report, others):
-        if kind.matters(part, report.environment):
+        if kind.matters(part, {**(report.configuration or {}), **report.environment}):
             named = [report.rows[one] for number in part.numbers for one in others[number]]
             mended = named if kind.mends_others and named else part.rows
             rule = _rule_for(mended, kind.mended_by) if kind.mended_by else {}
@@ -602,8 +602,10 @@ _KINDS = (
         "changing weight",
         _casts_weight_anew,
         "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
-        # A trained weight is cast for each step.
-        matters=lambda part, its: max(row.calls for row in part.rows) > its.get("optimizer_steps", 0),
+        # A trained weight is cast for each step, and each weight for each call where no cast is cached.
+        matters=lambda part, its: max(row.calls for row in part.rows) > its.get("optimizer_steps", 0)
+        and its.get("weight_cache", True)
+        and not its.get("no_cast_is_cached"),
     ),
     _Kind(
         "too small",
@@ -640,6 +642,13 @@ _KINDS = (
 def _of_environment(report: Records) -> Iterator[Finding]:
     """Finds optimizers whose weights, gradients or state are in lower precision, and losses where no row says so."""
     environment = report.environment
+    why = environment.get("no_cast_is_cached")
+    if why and any(row.is_lower and row.casts and _is_product(row) for row in report.rows):
+        yield _finding(
+            "uncached weight",
+            f"No cast of a weight is cached here: {why}. So each call casts its weight, and takes longer; `habana-mp "
+            "doctor --assumptions` says more",
+        )
     for optimizer, what in (environment.get("lower_state") or {}).items():
         yield _finding(
             "lower weights",

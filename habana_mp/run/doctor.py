@@ -21,6 +21,7 @@ from habana_mp.common import ledger
 from habana_mp.common.devices import devices
 from habana_mp.patches.all import modules_of_torch
 from habana_mp.patches.torch import products
+from habana_mp.patches.torch.weight_cache import why_none_is_cached
 
 #: Modules that are only imported when they are needed, and that declare assumptions.
 _WITH_ASSUMPTIONS = (
@@ -41,8 +42,8 @@ def show() -> int:
     try:
         hmp.convert()
         print(f"reader        {_core.reader()}")
-        is_cached, why = _core.looks_inside(), "this torch or reader does not tell where tensors lie"
-        print(f"weights       casts are {'cached' if is_cached else f'not cached: {why}'}")
+        why = why_none_is_cached()
+        print(f"weights       casts are {f'not cached: {why}' if why else 'cached'}")
         print(f"patched       the default lists cover {_core.installed_count()} functions and methods of torch")
     except (ImportError, RuntimeError) as error:
         print(f"patched       impossible here: {error}")

@@ -31,8 +31,7 @@ class WeightCache(Patch):
 
     def install(self, settings: Settings) -> None:
         limit = settings.options.weight_cache_limit
-        sees_who_writes = operators_have_builtins() and holds(WRITERS, _has_methods, "methods")
-        if not (settings.options.weight_cache and sees_who_writes):
+        if not settings.options.weight_cache or why_none_is_cached():
             self.uninstall()
             return
         _core.weights_tap(_methods())
@@ -54,6 +53,14 @@ class WeightCache(Patch):
         # Drops all casts.
         _core.weights_configure(on=False)
         _core.weights_untap()
+
+
+def why_none_is_cached() -> str:
+    """Returns why this process can cache no cast of a weight, or an empty text if it can. Torch must be bound."""
+    if not _core.looks_inside():
+        return "it could not be found out how torch stores a tensor"
+    sees_who_writes = operators_have_builtins() and holds(WRITERS, _has_methods, "methods")
+    return "" if sees_who_writes else "some writes into weights cannot be seen"
 
 
 #: Methods that older releases of torch lack.
