@@ -55,7 +55,7 @@ def test_they_are_in_these_files_only(pattern: str, files: set[str]) -> None:
 PRIVATE = re.compile(
     r'"_Z|host::api\b|\b_ZN?K?[\dS]|"/proc|"torch\._|"_(parse_|worker|cdata|current_level)'
     r"|\b(dlsym|dlopen|m_ml|d_method|d_getset|d_wrapped|d_base|tp_as_mapping|tp_vectorcall_offset|tp_dict|tp_mro)\b"
-    r"|\b(func_dict|func_version|co_filename|tb_lasti|process_vm_readv)\b|->vectorcall\b"
+    r"|\b(func_dict|func_version|co_filename|tb_lasti|SYS_write)\b|->vectorcall\b"
 )
 
 

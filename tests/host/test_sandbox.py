@@ -18,7 +18,7 @@ from habana_mp.common import ledger
 from helpers import forked
 from helpers.processes import TESTS, in_threads, run_script
 
-#: What becomes of a refused call (:mod:`helpers.sandboxed`); without a name there is no sandbox.
+#: The effects of a refused call (:mod:`helpers.sandboxed`).
 REFUSALS = ("EPERM", "ENOSYS", "KILL")
 
 PROGRAM = """
@@ -68,7 +68,7 @@ def told_by(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def without() -> dict[str, Any]:
-    """What the program tells without a sandbox."""
+    """The program's results without a sandbox."""
     return told_by(run_script(PROGRAM))
 
 
@@ -143,7 +143,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 @pytest.fixture
 def pages() -> Iterator[int]:
-    """The address of two pages: one with numbers, and one that nobody may read."""
+    """The address of two pages: one with numbers, and one that cannot be read."""
     memory = mmap.mmap(-1, 2 * PAGE)
     memory[:PAGE] = bytes(i * 7 % 251 for i in range(PAGE))
     view = ctypes.c_char.from_buffer(memory)
@@ -220,7 +220,7 @@ with torch.no_grad():
 report = hmp.report(show=False)
 told = [one for one in report.words if "weight" in one]
 hmp.restore()
-print(report.weights.hits, [one.kind for one in report.findings], told)
+print(report.weights.hits, [one.kind for one in report.findings if "weight" in one.kind], told)
 """
 
 
