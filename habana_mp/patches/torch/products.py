@@ -32,7 +32,7 @@ _FLOAT16 = Assumption(
     otherwise="products in float16 are computed in float32",
 )
 
-#: torch's own functions, which no list reaches.
+#: torch's own functions, which no list reaches and no report shows. The same holds for attributes (`mT`, not `t()`).
 _linear = _core.unpatched_copy(torch._C._nn.linear)
 _matmul, _mm, _add, _sum, _convolution, _reshape, _clone, _detach = (
     _core.unpatched_copy(getattr(torch._C._VariableFunctions, name))
