@@ -28,6 +28,20 @@ class Processor(NamedTuple):
     kernels: str
     needs: str
 
+    def can_run(self) -> bool:
+        return not self.needs or self.needs in _core.kernels_paths()
+
+    def settings(self) -> dict[str, str]:
+        """Returns the environment variables."""
+        found = {
+            "ONEDNN_MAX_CPU_ISA": self.onednn,
+            "ATEN_CPU_CAPABILITY": self.torch,
+            "HABANA_MP_KERNELS": self.kernels,
+            # Else torch's float32 products keep AVX-512.
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2" if self.torch == "avx2" else "",
+        }
+        return {name: value for name, value in found.items() if value}
+
 
 PROCESSORS = [
     Processor("AVX2", "avx2", "avx2", "avx2"),
@@ -35,22 +49,16 @@ PROCESSORS = [
     Processor("AVX512_CORE_BF16", "avx512", "avx512_bf16", "avx512_bf16"),
     Processor("", "", "avx512_bf16", "amx"),
 ]
+NAMES = frozenset().union(*(one.settings() for one in PROCESSORS))
 
 
 def run(processor: Processor, part: str | None, workers: int) -> tuple[int, str]:
     """The exit code, and all that pytest said."""
-    settings = {
-        "ONEDNN_MAX_CPU_ISA": processor.onednn,
-        "ATEN_CPU_CAPABILITY": processor.torch,
-        "HABANA_MP_KERNELS": processor.kernels,
-        # Else torch's float32 products keep AVX-512.
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2" if processor.torch == "avx2" else "",
-    }
-    kept = {name: value for name, value in os.environ.items() if name not in settings}
+    kept = {name: value for name, value in os.environ.items() if name not in NAMES}
     some = ["-n", str(workers), "--dist", "worksteal", "-m", "not slow", *(["--part", part] if part else [])]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *some],
-        env=kept | {name: value for name, value in settings.items() if value},
+        env=kept | processor.settings(),
         cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -69,7 +77,7 @@ def main() -> int:
     line = "{:<18}{:<10}{:<13}{}"
     print(line.format("oneDNN", "torch", "our kernels", "result"))
     for i, processor in enumerate(PROCESSORS):
-        if processor.needs and processor.needs not in _core.kernels_paths():
+        if not processor.can_run():
             result, output = "not on this processor", ""
         else:
             begin = time.monotonic()

@@ -197,6 +197,17 @@ def test_compiled_code_calls_the_package_s_operators_and_no_longer_after_restore
     assert config.post_grad_custom_post_pass is before
 
 
+def test_the_operators_that_compiled_code_calls_add_no_rows(counted: None) -> None:
+    model, x = nn.Sequential(nn.Linear(96, 128), nn.ReLU()), torch.randn(64, 96)
+    hmp.convert(preset="recommended", rules={"* @ 1": "fp32"}, report="modules")
+    torch._dynamo.reset()
+    compiled = torch.compile(model)
+    compiled(x).backward(torch.ones(64, 128))
+    hmp.reset_report()
+    compiled(x).backward(torch.ones(64, 128))
+    assert hmp.report(show=False).rows == ()
+
+
 def test_a_mask_of_compiled_attention_is_taken() -> None:
     q, mask = torch.randn(2, 4, 40, 32), torch.ones(40, 40, dtype=torch.bool).tril()
     hmp.convert(preset="recommended", within="everywhere")

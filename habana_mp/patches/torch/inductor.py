@@ -86,7 +86,7 @@ def _in_float32(operator: Any, rounded: tuple[int, ...] | None) -> Callable[...,
         if operator in (_aten.mm.default, _aten.addmm.default) and not keywords:
             *bias, input, weight = arguments
             if not bias or bias[0].dim() == 1:
-                return products.product_of_rows(input, weight.t(), *bias)
+                return products.product_of_rows(input, weight.mT, *bias)
         made = operator(*map(value_in_float32, arguments), **_each(value_in_float32, keywords))
         declared = operator(*map(_on_meta, arguments), **_each(_on_meta, keywords))
         if isinstance(made, torch.Tensor):

@@ -32,10 +32,11 @@ _FLOAT16 = Assumption(
     otherwise="products in float16 are computed in float32",
 )
 
-#: torch's own functions, which no list reaches.
+#: torch's own functions, which no list reaches and no report shows. The same holds for attributes (`mT`, not `t()`).
 _linear = _core.unpatched_copy(torch._C._nn.linear)
-_matmul, _mm, _sum, _convolution = (
-    _core.unpatched_copy(getattr(torch._C._VariableFunctions, name)) for name in ("matmul", "mm", "sum", "convolution")
+_matmul, _mm, _add, _sum, _convolution, _reshape, _clone, _detach = (
+    _core.unpatched_copy(getattr(torch._C._VariableFunctions, name))
+    for name in ("matmul", "mm", "add", "sum", "convolution", "reshape", "clone", "detach")
 )
 
 
@@ -46,6 +47,12 @@ def _dimensions(name: str) -> dict[Any, int]:
 
 def _float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Returns the matrix of all rows of the tensor."""
+    rows: Tensor = _reshape(tensor, (-1, tensor.shape[-1]))
+    return rows
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:
@@ -66,8 +73,8 @@ def product_of_rows(
     if multiply is not None and not torch.is_grad_enabled():
         made = multiply(input, weight, bias, is_float32)
     if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
-        rows: Tensor = _mm(input.reshape(-1, input.shape[-1]), weight.t(), out_dtype=torch.float32)
-        made = (rows if bias is None else rows + bias).reshape(*input.shape[:-1], -1)
+        rows: Tensor = _mm(_rows(input), weight.mT, out_dtype=torch.float32)
+        made = _reshape(rows if bias is None else _add(rows, bias), (*input.shape[:-1], -1))
     if made is None:
         made = _linear(input.float(), weight.float(), _float(bias)).to(input.dtype if dtype is None else dtype)
     return made
@@ -84,15 +91,22 @@ def _sums_leave_kernel(device_type: str) -> bool:
 class _Rows(Function):
     """A product of rows and a weight, as of ``linear``. An operand is saved if the other one needs a gradient.
 
-    For a float32 result, ``given`` are the input and the weight before their casts, which have the gradients.
+    For a float32 result, ``casts`` are the operands' casts, and the gradients go to the operands as they were given.
+    autograd gets no edge to these casts, but they are saved with their own graph: a gradient that is differentiated is
+    a function of them.
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *given: Tensor) -> Tensor:
-        of_input, of_weight = ctx.needs_input_grad[3:] or ctx.needs_input_grad[:2]
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, casts: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        ctx.dtypes = input.dtype, weight.dtype
+        if casts is not None:
+            (input, weight), bias = casts, _float(bias)
+        of_input, of_weight, *_ = ctx.needs_input_grad
         ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
-        ctx.lower, ctx.dtypes = input.dtype, [one.dtype for one in given or (input, weight)]
-        return product_of_rows(input, weight, _float(bias) if given else bias, torch.float32 if given else None)
+        ctx.lower = input.dtype
+        return product_of_rows(input, weight, bias, None if casts is None else torch.float32)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -100,15 +114,13 @@ class _Rows(Function):
         rounded = gradient.to(ctx.lower)
         of_input = of_weight = of_bias = None
         if weight is not None:
-            of_input = product_of_rows(rounded, weight.t(), None, ctx.dtypes[0])
+            of_input = product_of_rows(rounded, weight.mT, None, ctx.dtypes[0])
         if input is not None:
-            outputs = rounded.reshape(-1, rounded.shape[-1])
-            inputs = input.reshape(-1, input.shape[-1])
-            of_weight = product_of_rows(outputs.t().contiguous(), inputs.t(), None, ctx.dtypes[1])
+            outputs = _clone(_rows(rounded).mT, memory_format=torch.contiguous_format)
+            of_weight = product_of_rows(outputs, _rows(input).mT, None, ctx.dtypes[1])
         if ctx.needs_input_grad[2]:
-            of_bias = _sum(rounded.reshape(-1, rounded.shape[-1]), 0, dtype=torch.float32).to(gradient.dtype)
-        gradients = of_input, of_weight, of_bias
-        return gradients if len(ctx.needs_input_grad) == 3 else (None, None, of_bias, of_input, of_weight)
+            of_bias = _sum(_rows(rounded), 0, dtype=torch.float32).to(gradient.dtype)
+        return of_input, of_weight, of_bias, None
 
 
 class _Widened(Function):
@@ -145,7 +157,7 @@ def _widened(operand: Any, given: Any, is_compiled: bool) -> Any:
     if not isinstance(operand, Tensor) or operand.dtype not in (torch.bfloat16, torch.float16):
         return operand
     if given.requires_grad and torch.is_grad_enabled() and not _is_recorded():
-        return _apply(_Widened, operand.detach(), given, is_compiled)
+        return _apply(_Widened, _detach(operand), given, is_compiled)
     return _in_float32(operand, is_compiled)
 
 
@@ -196,6 +208,14 @@ def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
     return made.to(one.dtype)
 
 
+def _summed_to(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Returns the gradient of a tensor of this shape, which was expanded."""
+    more = gradient.dim() - len(shape)
+    expanded = [i for i, size in enumerate(gradient.shape) if i < more or shape[i - more] != size]
+    made: Tensor = _reshape(_sum(gradient, expanded), shape) if expanded else gradient
+    return made
+
+
 class _Batches(Function):
     """Products of matrices, as of ``bmm``, whose batch dimensions may be expanded. An operand is saved if the other one
     needs a gradient."""
@@ -210,8 +230,8 @@ class _Batches(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         one, other = ctx.saved_tensors
-        of_one = None if other is None else _product_of_batches(gradient, other.mT).sum_to_size(ctx.shapes[0])
-        of_other = None if one is None else _product_of_batches(one.mT, gradient).sum_to_size(ctx.shapes[1])
+        of_one = None if other is None else _summed_to(_product_of_batches(gradient, other.mT), ctx.shapes[0])
+        of_other = None if one is None else _summed_to(_product_of_batches(one.mT, gradient), ctx.shapes[1])
         return of_one, of_other
 
 
@@ -260,9 +280,7 @@ def _call_linear(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | No
 def _apply_rows(input: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...] | None) -> Tensor:
     """Returns the product of rows. For a float32 result the gradients go to ``given``, the operands before their
     casts."""
-    if given is None:
-        return _apply(_Rows, input, weight, bias)
-    return _apply(_Rows, input.detach(), weight.detach(), bias, *given)
+    return _apply(_Rows, *(given or (input, weight)), bias, given and (input, weight))
 
 
 def _is_bias(bias: Any, length: int, dtype: torch.dtype | None) -> bool:
@@ -279,7 +297,7 @@ def _call_addmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | Non
     bias, input, weight = arguments
     if bias is None or not _is_bias(bias, weight.shape[1], input.dtype if given is None else None):
         return NotImplemented
-    return _apply_rows(input, weight.t(), bias, given and (given[1], given[2].t()))
+    return _apply_rows(input, weight.mT, bias, given and (given[1], given[2].mT))
 
 
 def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None, dimensions: int = 0) -> Any:
@@ -291,7 +309,7 @@ def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | No
     if not is_taken or not _are_alike(arguments, (one.dim(), other.dim())):
         return NotImplemented
     if other.dim() == 2:
-        return _apply_rows(one, other.t(), None, given and (given[0], given[1].t()))
+        return _apply_rows(one, other.mT, None, given and (given[0], given[1].mT))
     return NotImplemented if given else _apply(_Batches, one, other)
 
 
