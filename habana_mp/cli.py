@@ -14,6 +14,7 @@ from typing import Any
 import habana_mp
 from habana_mp import hmp
 from habana_mp.run import doctor, explain, lists
+from habana_mp.run.options import Parser
 
 #: The commands that run a script: the module of each, and what it is for.
 _OF_SCRIPTS = {
@@ -53,7 +54,7 @@ def _module(command: str) -> Any:
 def _parser(script: Any = None) -> argparse.ArgumentParser:
     """Returns the parser of all commands. ``script``: how a shell completes its name. None leaves out the options of
     commands that run a script, which they parse by themselves."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="habana-mp",
         description="Mixed precision for PyTorch, steered by lists.",
         epilog="Exit status: 0 all is well, 1 something was found, 2 wrong usage; of `run` that of the script.",
