@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, TextIO, TypeVa
 
 import torch
 
+from habana_mp.common.errors import warn
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.lists import is_list_file
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
@@ -31,6 +32,7 @@ Within = str | torch.nn.Module | Iterable[torch.nn.Module] | None
 
 #: This variable makes a script its own reference in float32: with the value O0 nothing is cast, whatever it requests.
 LEVEL_VARIABLE = "HABANA_MP_OPT_LEVEL"
+_VARIABLES = (LEVEL_VARIABLE, *(f"HABANA_MP_{one}" for one in ("BREAK", "GAUDI", "KERNELS", "TRACE")))
 
 _LEVELS = {
     "O0": "nothing is cast",
@@ -45,10 +47,19 @@ def level_of_environment() -> str | None:
     Raises:
         ValueError: the variable has another value.
     """
+    _warn_of_unknown_variables()
     given = os.environ.get(LEVEL_VARIABLE, "")
     if given.upper() not in ("", "O0"):
         raise ValueError(f"{LEVEL_VARIABLE} must be O0, which switches all casts off, or unset; got {given!r}")
     return given.upper() or None
+
+
+@functools.cache  # once in a process
+def _warn_of_unknown_variables() -> None:
+    for name in sorted(os.environ.keys() - _VARIABLES):
+        if name.startswith("HABANA_MP_"):
+            near = difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0)[0]
+            warn(f"habana_mp has no environment variable {name}; the nearest one is {near}")
 
 
 # ---- checks: each returns the final form of a value, or raises ValueError --------------------------------------------
