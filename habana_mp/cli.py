@@ -80,6 +80,7 @@ def _parser(script: Any = None) -> argparse.ArgumentParser:
     )
     diff.add_argument("b", help="that of the other run")
     diff.add_argument("--json", action="store_true", help="tell it as JSON")
+    diff.add_argument("--times", action="store_true", help="of reports: also which calls took longer or shorter")
     diff.set_defaults(run=_diff)
     here = commands.add_parser(
         "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"
@@ -108,4 +109,6 @@ def _complete(given: argparse.Namespace) -> int:
 def _diff(given: argparse.Namespace) -> int:
     found = hmp.compare(given.a, given.b)
     print(json.dumps(found.to_dict(), indent=1) if given.json else found)
+    if given.times and not given.json:
+        print(getattr(found, "times", "records have no times"))
     return 1 if found.differs else 0

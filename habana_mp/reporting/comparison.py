@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,21 +110,23 @@ class Comparison:
         lines = ["rows: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "the same")]
         of_a, of_b = self.calls()
         if any(pair.a["calls"] != pair.b["calls"] for pair in self.pairs):
-            lines.append(f"calls: {of_a:,} in a, {of_b:,} in b; times are compared per call")
+            lines.append(f"calls: {of_a:,} in a, {of_b:,} in b")
         sections = {
             "in another precision": _told(precision, lambda a, b: f"{_outcome(a)} -> {_outcome(b)}"),
             "for another reason": _told(reason, lambda a, b: f"{_outcome(a)} -> {_outcome(b)}"),
             "more or fewer casts in as many calls": _told(casts, lambda a, b: f"{a['casts']:,} -> {b['casts']:,}"),
-            "slower, per call": _told(self.of_speed("slower"), _times),
-            "faster, per call": _told(self.of_speed("faster"), _times),
             "new in b": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.new],
             "gone from a": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.gone],
         }
-        for title, texts in sections.items():
-            lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
-        return "\n".join(map(_core.printable, lines))
+        return "\n".join((*map(_core.printable, lines), *_in_sections(sections)))
 
     __repr__ = __str__
+
+    @property
+    def times(self) -> str:
+        """The rows that got slower or faster per call, in words. First calls, which take longer, are included."""
+        speeds = ("slower", "faster")
+        return "\n".join(_in_sections({f"{one}, per call": _told(self.of_speed(one), _times) for one in speeds}))
 
 
 def compare(a: Given, b: Given) -> Comparison:
@@ -206,6 +208,11 @@ def _speed(a: _Row, b: _Row, least: float) -> str | None:
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _in_sections(texts: Mapping[str, list[str]]) -> Iterator[str]:
+    for title, lines in texts.items():
+        yield from map(_core.printable, ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else [])
 
 
 def _told(pairs: Iterable[Pair], change: Callable[[_Row, _Row], str]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.notes import notes
@@ -26,7 +27,7 @@ _listeners: dict[_Listener, _Listener | None] = {}
 def notify_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of the function that begins a backward."""
     for loss in _tensors_in(arguments[:1]):
-        _note_if_lower(loss)
+        _note(loss, is_weighted=any(one is not None for one in arguments[1:2]))
         for listener in tuple(_listeners):
             listener(loss)
     return original(*arguments, **keywords)
@@ -34,6 +35,7 @@ def notify_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, A
 
 def notify_scaled(losses: tuple[Any, ...]) -> None:
     """A gradient scaler is about to scale these losses."""
+    unscaled[:] = [None]
     for loss in _tensors_in(losses[:1]) if _listeners else ():
         for listener in filter(None, tuple(_listeners.values())):
             listener(loss)
@@ -67,7 +69,38 @@ def stop_listening(to_loss: _Listener) -> None:
 lower_loss: list[tuple[str, str, int]] = []
 
 
-def _note_if_lower(loss: torch.Tensor) -> None:
-    """Notes, for the report, that a backward begins from a loss in lower precision."""
-    if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss and notes.are_taken and loss.numel() == 1:
+#: File and line of the first backward from a loss that was computed in float16 and not scaled. None: a scaler scales.
+unscaled: list[tuple[str, int] | None] = []
+
+_DTYPES = Assumption(
+    "torch.dtypes-in-graph",
+    assumed="`_input_metadata` of a node of autograd's graph has the dtypes of the node's results",
+    check="torch's nodes have it",
+    otherwise="the report does not warn of float16 without a gradient scaler",
+)
+
+#: The nodes next to a loss that are looked at.
+_MOST_NODES = 200
+
+
+def _note(loss: torch.Tensor, *, is_weighted: bool) -> None:
+    """Notes, for the report, that a backward begins from a loss in lower precision, or in float16 without a scale."""
+    if loss.numel() != 1 or not notes.are_taken:
+        return
+    if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))
+    if not unscaled and not is_weighted and _is_unscaled_float16(loss.grad_fn):
+        unscaled.append(line_of_user())
+
+
+def _is_unscaled_float16(last: Any) -> bool:
+    """True if the first lower results in the graph of a loss are in float16, and its last operation scales nothing."""
+    if last is None or last.name() == "MulBackward0" or not holds(_DTYPES, lambda: type(last)._input_metadata):
+        return False
+    nodes, lower = [last], (torch.float16, torch.bfloat16)
+    for node in nodes:  # it grows
+        dtypes = [one.dtype for one in getattr(node, "_input_metadata", ()) if one.dtype in lower]
+        if dtypes or len(nodes) > _MOST_NODES:
+            return dtypes[:1] == [torch.float16]
+        nodes += [one for one, _ in node.next_functions if one is not None]
+    return False
