@@ -167,10 +167,7 @@ def convert(options: Options) -> None:
         installation.check_alone()
         gone = (configuration() or {}).get("rules")
         if gone and options.rules is None:
-            warn(
-                f"this convert replaces the earlier one, whose rules are gone ({gone[0]}{', ...' if gone[1:] else ''}):"
-                " pass them again, or `rules={}` if none are wanted"
-            )
+            warn(f"the rules of the earlier convert are gone ({', '.join(gone)}): pass them again, or `rules={{}}`")
         verbose = bool(options.isVerbose) or options.log is not None
         log_before = _core.log_destination()
         if verbose:

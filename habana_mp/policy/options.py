@@ -56,10 +56,9 @@ def level_of_environment() -> str | None:
 
 @functools.cache  # once in a process
 def _warn_of_unknown_variables() -> None:
-    for name in sorted(os.environ.keys() - _VARIABLES):
-        if name.startswith("HABANA_MP_"):
-            near = difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0)[0]
-            warn(f"habana_mp has no environment variable {name}; the nearest one is {near}")
+    for name in (one for one in sorted(os.environ.keys() - _VARIABLES) if one.startswith("HABANA_MP_")):
+        near = difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0)[0]
+        warn(f"habana_mp has no environment variable {name}; the nearest one is {near}")
 
 
 # ---- checks: each returns the final form of a value, or raises ValueError --------------------------------------------

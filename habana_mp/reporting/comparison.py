@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,12 @@ class Comparison:
         }
 
     def __str__(self) -> str:
+        return self.told()
+
+    __repr__ = __str__
+
+    def told(self, *, times: bool = False) -> str:
+        """Returns the differences in words. ``times``: also those in time per call, the slow first calls included."""
         precision, reason, casts = map(self.changed, ("precision", "reason", "casts"))
         counts = {
             "the same": len(self.changed(None)),
@@ -118,15 +124,11 @@ class Comparison:
             "new in b": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.new],
             "gone from a": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.gone],
         }
-        return "\n".join((*map(_core.printable, lines), *_in_sections(sections)))
-
-    __repr__ = __str__
-
-    @property
-    def times(self) -> str:
-        """The rows that got slower or faster per call, in words. First calls, which take longer, are included."""
-        speeds = ("slower", "faster")
-        return "\n".join(_in_sections({f"{one}, per call": _told(self.of_speed(one), _times) for one in speeds}))
+        for speed in ("slower", "faster") if times else ():
+            sections[f"{speed}, per call"] = _told(self.of_speed(speed), _times)
+        for title, texts in sections.items():
+            lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
+        return "\n".join(map(_core.printable, lines))
 
 
 def compare(a: Given, b: Given) -> Comparison:
@@ -208,11 +210,6 @@ def _speed(a: _Row, b: _Row, least: float) -> str | None:
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def _in_sections(texts: Mapping[str, list[str]]) -> Iterator[str]:
-    for title, lines in texts.items():
-        yield from map(_core.printable, ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else [])
 
 
 def _told(pairs: Iterable[Pair], change: Callable[[_Row, _Row], str]) -> list[str]:

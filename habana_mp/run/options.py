@@ -123,8 +123,10 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpa
     switches = {name for name, how in of_convert if how.get("action") == "store_true"}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--" and not words[at].startswith("-m"):
-        may_end = words[at] in _SWITCHES | switches or "=" in words[at]
-        at += 1 if may_end or (words[at] == "--guard" and not _is_share(words[at + 1 : at + 2])) else 2
+        is_alone = words[at] in _SWITCHES | switches or "=" in words[at]
+        # Any other word behind --guard is the script.
+        is_alone |= words[at] == "--guard" and not re.fullmatch(r"-?[\d.]+|raise", (*words, "")[at + 1])
+        at += 1 if is_alone else 2
     given = parser.parse_args(words[:at])
     script = Script.of(words[at + (words[at : at + 1] == ["--"]) :])
     if not script.words:
@@ -143,11 +145,6 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpa
         parser.error(f"--report must be in a folder that is there; got {report}")
     point_out(parser, script, may_be_its_own=False)
     return given, script
-
-
-def _is_share(words: Sequence[str]) -> bool:
-    """True if the word after `--guard` is its value: a number, or `raise`. Any other word is the script."""
-    return any(re.fullmatch(r"-?[\d.]+|raise", word) for word in words)
 
 
 def point_out(parser: argparse.ArgumentParser, script: Script, *, may_be_its_own: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.notes import notes
@@ -48,8 +47,9 @@ def _tensors_in(losses: tuple[Any, ...]) -> list[torch.Tensor]:
 
 _BACKWARD = assumption_of_functions(
     "torch.begun-backwards",
-    "`torch.autograd.backward` takes the tensors that it begins from first",
-    "the report does not warn of a loss in lower precision, and the guard does not check losses",
+    "`torch.autograd.backward` takes the tensors that it begins from first, and `_input_metadata` of a node of its "
+    "graph has the dtypes of the node's results",
+    "the report does not warn of a loss in lower precision or without a scale, and the guard does not check losses",
 )
 
 BACKWARD = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1)
@@ -72,16 +72,6 @@ lower_loss: list[tuple[str, str, int]] = []
 #: File and line of the first backward from a loss that was computed in float16 and not scaled. None: a scaler scales.
 unscaled: list[tuple[str, int] | None] = []
 
-_DTYPES = Assumption(
-    "torch.dtypes-in-graph",
-    assumed="`_input_metadata` of a node of autograd's graph has the dtypes of the node's results",
-    check="torch's nodes have it",
-    otherwise="the report does not warn of float16 without a gradient scaler",
-)
-
-#: The nodes next to a loss that are looked at.
-_MOST_NODES = 200
-
 
 def _note(loss: torch.Tensor, *, is_weighted: bool) -> None:
     """Notes, for the report, that a backward begins from a loss in lower precision, or in float16 without a scale."""
@@ -94,13 +84,11 @@ def _note(loss: torch.Tensor, *, is_weighted: bool) -> None:
 
 
 def _is_unscaled_float16(last: Any) -> bool:
-    """True if the first lower results in the graph of a loss are in float16, and its last operation scales nothing."""
-    if last is None or last.name() == "MulBackward0" or not holds(_DTYPES, lambda: type(last)._input_metadata):
-        return False
-    nodes, lower = [last], (torch.float16, torch.bfloat16)
+    """True if the lower results next to a loss in its graph are in float16, and its last operation scales nothing."""
+    nodes = [] if last is None or last.name() == "MulBackward0" else [last]
     for node in nodes:  # it grows
-        dtypes = [one.dtype for one in getattr(node, "_input_metadata", ()) if one.dtype in lower]
-        if dtypes or len(nodes) > _MOST_NODES:
-            return dtypes[:1] == [torch.float16]
+        lower = {one.dtype for one in getattr(node, "_input_metadata", ())} & {torch.float16, torch.bfloat16}
+        if lower or len(nodes) > 200:
+            return torch.float16 in lower
         nodes += [one for one, _ in node.next_functions if one is not None]
     return False
