@@ -110,6 +110,6 @@ def _diff(given: argparse.Namespace) -> int:
     found = hmp.compare(given.a, given.b)
     if given.times and not isinstance(found, hmp.Comparison):
         raise ValueError("--times is for reports: records have no times")
-    text: Any = found.told(times=given.times) if isinstance(found, hmp.Comparison) else found
+    text: Any = found.text(times=given.times) if isinstance(found, hmp.Comparison) else found
     print(json.dumps(found.to_dict(), indent=1) if given.json else text)
     return 1 if found.differs else 0

@@ -98,11 +98,11 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        return self.told()
+        return self.text()
 
     __repr__ = __str__
 
-    def told(self, *, times: bool = False) -> str:
+    def text(self, *, times: bool = False) -> str:
         """Returns the differences in words. ``times``: also those in time per call, the slow first calls included."""
         precision, reason, casts = map(self.changed, ("precision", "reason", "casts"))
         counts = {

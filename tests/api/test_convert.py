@@ -189,9 +189,9 @@ CONVERTS_TWICE = "from habana_mp import hmp\nhmp.convert()\nhmp.convert()\nwith 
     [("HABANA_MP_OPTLEVEL", "HABANA_MP_OPT_LEVEL"), ("HABANA_MP_KERNEL", "HABANA_MP_KERNELS")],
 )
 def test_an_unknown_variable_is_warned_of_once_with_the_nearest_one(given: str, nearest: str) -> None:
-    told = run_script(CONVERTS_TWICE, **{given: "O0"}).stderr
-    assert told.count(f"habana_mp has no environment variable {given}; the nearest one is {nearest}") == 1
-    assert told.count("HmpWarning") == 1
+    said = run_script(CONVERTS_TWICE, **{given: "O0"}).stderr
+    assert said.count(f"habana_mp has no environment variable {given}; the nearest one is {nearest}") == 1
+    assert said.count("HmpWarning") == 1
 
 
 def test_a_plain_import_reads_no_variable() -> None:

@@ -175,7 +175,7 @@ def test_what_got_slower_and_faster_is_told_the_worst_first() -> None:
     assert not found.differs
     assert [one.a["operation"] for one in found.of_speed("slower")] == ["linear", "softmax"]
     assert [one.b["module"] for one in found.of_speed("faster")] == ["Net.layers.1"]
-    assert "linear (#2) in Net.layers.0 at net.py:22: 3 ms -> 12 ms, 4.00 times (bf16)" in found.told(times=True)
+    assert "linear (#2) in Net.layers.0 at net.py:22: 3 ms -> 12 ms, 4.00 times (bf16)" in found.text(times=True)
 
 
 def test_times_are_in_words_only_where_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
