@@ -14,6 +14,7 @@ from typing import Any
 import habana_mp
 from habana_mp import hmp
 from habana_mp.run import doctor, explain, lists
+from habana_mp.run.options import Parser
 
 #: The commands that run a script: the module of each, and what it is for.
 _OF_SCRIPTS = {
@@ -53,7 +54,7 @@ def _module(command: str) -> Any:
 def _parser(script: Any = None) -> argparse.ArgumentParser:
     """Returns the parser of all commands. ``script``: how a shell completes its name. None leaves out the options of
     commands that run a script, which they parse by themselves."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="habana-mp",
         description="Mixed precision for PyTorch, steered by lists.",
         epilog="Exit status: 0 all is well, 1 something was found, 2 wrong usage; of `run` that of the script.",
@@ -79,6 +80,7 @@ def _parser(script: Any = None) -> argparse.ArgumentParser:
     )
     diff.add_argument("b", help="that of the other run")
     diff.add_argument("--json", action="store_true", help="tell it as JSON")
+    diff.add_argument("--times", action="store_true", help="of reports: also which calls took longer or shorter")
     diff.set_defaults(run=_diff)
     here = commands.add_parser(
         "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"
@@ -106,5 +108,8 @@ def _complete(given: argparse.Namespace) -> int:
 
 def _diff(given: argparse.Namespace) -> int:
     found = hmp.compare(given.a, given.b)
-    print(json.dumps(found.to_dict(), indent=1) if given.json else found)
+    if given.times and not isinstance(found, hmp.Comparison):
+        raise ValueError("--times is for reports: records have no times")
+    text: Any = found.text(times=given.times) if isinstance(found, hmp.Comparison) else found
+    print(json.dumps(found.to_dict(), indent=1) if given.json else text)
     return 1 if found.differs else 0

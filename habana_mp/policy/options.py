@@ -11,10 +11,11 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, TextIO, TypeVar, get_args
+from typing import Any, Literal, NoReturn, ParamSpec, TextIO, TypeVar, get_args
 
 import torch
 
+from habana_mp.common.errors import warn
 from habana_mp.policy.exact import Given as GivenExact
 from habana_mp.policy.lists import is_list_file
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
@@ -31,6 +32,7 @@ Within = str | torch.nn.Module | Iterable[torch.nn.Module] | None
 
 #: This variable makes a script its own reference in float32: with the value O0 nothing is cast, whatever it requests.
 LEVEL_VARIABLE = "HABANA_MP_OPT_LEVEL"
+_VARIABLES = (LEVEL_VARIABLE, *(f"HABANA_MP_{one}" for one in ("BREAK", "GAUDI", "KERNELS", "TRACE")))
 
 _LEVELS = {
     "O0": "nothing is cast",
@@ -45,10 +47,18 @@ def level_of_environment() -> str | None:
     Raises:
         ValueError: the variable has another value.
     """
+    _warn_of_unknown_variables()
     given = os.environ.get(LEVEL_VARIABLE, "")
     if given.upper() not in ("", "O0"):
         raise ValueError(f"{LEVEL_VARIABLE} must be O0, which switches all casts off, or unset; got {given!r}")
     return given.upper() or None
+
+
+@functools.cache  # once in a process
+def _warn_of_unknown_variables() -> None:
+    for name in (one for one in sorted(os.environ.keys() - _VARIABLES) if one.startswith("HABANA_MP_")):
+        near = difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0)[0]
+        warn(f"habana_mp has no environment variable {name}; the nearest one is {near}")
 
 
 # ---- checks: each returns the final form of a value, or raises ValueError --------------------------------------------
@@ -147,16 +157,11 @@ def _limit(name: str, given: Any) -> int | None:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-class Flag(NamedTuple):
+class Flag:
     """An option on the command line: its name, the commands that have it, and the arguments for `argparse`."""
 
-    name: str
-    commands: tuple[str, ...]
-    arguments: Mapping[str, Any]
-
-
-def _flag(name: str, *commands: str, **arguments: Any) -> Flag:
-    return Flag(name, commands, arguments)
+    def __init__(self, name: str, *commands: str, **arguments: Any) -> None:
+        self.name, self.commands, self.arguments = name, commands, arguments
 
 
 def _guard_of_word(word: str) -> Guard:
@@ -204,19 +209,19 @@ class Options:
         'operation that computes runs in float32. ``"O0"``: nothing is cast. Lower-case letters are accepted.',
         _level,
         more="lists.md#levels",
-        flag=_flag("--opt-level", *_EACH, metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0"),
+        flag=Flag("--opt-level", *_EACH, metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0"),
     )
     bf16_file_path: _Path | None = _option(
         "",
         'A file with the operations for the lower precision, one name per line. ``""`` or None: the preset\'s list. '
         "The file is read during the call.",
         more="lists.md",
-        flag=_flag("--bf16", *_EACH, metavar="FILE", help="a list file: what runs in the lower precision"),
+        flag=Flag("--bf16", *_EACH, metavar="FILE", help="a list file: what runs in the lower precision"),
     )
     fp32_file_path: _Path | None = _option(
         "",
         "The same for float32.",
-        flag=_flag("--fp32", *_EACH, metavar="FILE", help="a list file: what runs in float32"),
+        flag=Flag("--fp32", *_EACH, metavar="FILE", help="a list file: what runs in float32"),
     )
     isVerbose: bool | int | Literal["why"] | None = _option(  # noqa: N815  the name that scripts use
         False,
@@ -224,14 +229,14 @@ class Options:
         "of the caller. 0 and None mean False, 1 means True. A ``log`` turns the log on too.",
         _verbosity,
         more="log.md",
-        flag=_flag("--verbose", "run", action="store_true", help="log each call and what was decided"),
+        flag=Flag("--verbose", "run", action="store_true", help="log each call and what was decided"),
     )
     _: KW_ONLY
     preset: str | None = _option(
         None,
         'The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.',
         more="lists.md",
-        flag=_flag(
+        flag=Flag(
             "--preset",
             *_EACH,
             "tune",
@@ -243,9 +248,7 @@ class Options:
         torch.bfloat16,
         'The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name (``"bf16"``, ``"half"``).',
         lower_dtype,
-        flag=_flag(
-            "--dtype", *_EACH, "tune", choices=["bf16", "fp16"], help="the lower precision; bf16 is the default"
-        ),
+        flag=Flag("--dtype", *_EACH, "tune", choices=["bf16", "fp16"], help="the lower precision; bf16 is the default"),
     )
     within: Within = _option(
         None,
@@ -256,7 +259,7 @@ class Options:
         "modules, all others everywhere.",
         _within,
         more="rules.md#where-the-lists-lower-within",
-        flag=_flag(
+        flag=Flag(
             "--within",
             "run",
             "diagnose",
@@ -272,7 +275,7 @@ class Options:
         "others as computed.",
         _results,
         more="rules.md#what-leaves-a-model-results",
-        flag=_flag(
+        flag=Flag(
             "--results",
             "run",
             "diagnose",
@@ -286,7 +289,7 @@ class Options:
         '``{"softmax @ encoder.**": "fp32", "* @ lm_head": "fp32"}``. They take precedence over equal lines of files '
         "and presets. What may follow ``@`` is in docs/patterns.md. ``O2`` obeys them too.",
         more="patterns.md",
-        flag=_flag(
+        flag=Flag(
             "--rule",
             *_EACH,
             action="append",
@@ -308,7 +311,7 @@ class Options:
         "of the calling code.",
         checked_detail,
         more="report.md#three-details",
-        flag=_flag("--detail", "run", choices=DETAILS, help="what the report has a row for; `modules` with --report"),
+        flag=Flag("--detail", "run", choices=DETAILS, help="what the report has a row for; `modules` with --report"),
     )
     guard: Guard = _option(
         False,
@@ -318,7 +321,7 @@ class Options:
         "until the operation is named. Infinities that the code writes, as into a mask, do not count.",
         _guard,
         more="guard.md",
-        flag=_flag(
+        flag=Flag(
             "--guard",
             "run",
             nargs="?",
@@ -326,7 +329,7 @@ class Options:
             type=_guard_of_word,
             metavar="SHARE",
             help="warn of the operation that makes a value that is not finite; checks 1 %% of the calls, or this share "
-            "(--guard=0.1; --guard=1.0: all calls), or --guard=raise",
+            "(--guard 0.1; --guard 1.0: all calls), or --guard raise",
         ),
     )
     log: _Path | TextIO | logging.Logger | None = _option(
@@ -334,7 +337,7 @@ class Options:
         "The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a "
         "``logging.Logger``. A destination turns the log on, whatever ``isVerbose`` is.",
         more="log.md",
-        flag=_flag(
+        flag=Flag(
             "--log", "run", metavar="FILE", help="log each call of this process to a file (.jsonl for JSON lines)"
         ),
     )

@@ -100,6 +100,12 @@ class Comparison:
         }
 
     def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def text(self, *, times: bool = False) -> str:
+        """Returns the differences in words. ``times``: also those in time per call, the slow first calls included."""
         precision, reason, casts = map(self.changed, ("precision", "reason", "casts"))
         counts = {
             "the same": len(self.changed(None)),
@@ -112,21 +118,19 @@ class Comparison:
         lines = ["rows: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "the same")]
         of_a, of_b = self.calls()
         if any(pair.a["calls"] != pair.b["calls"] for pair in self.pairs):
-            lines.append(f"calls: {of_a:,} in a, {of_b:,} in b; times are compared per call")
+            lines.append(f"calls: {of_a:,} in a, {of_b:,} in b")
         sections = {
             "in another precision": _told(precision, lambda a, b: f"{_outcome(a)} -> {_outcome(b)}"),
             "for another reason": _told(reason, lambda a, b: f"{_outcome(a)} -> {_outcome(b)}"),
             "more or fewer casts in as many calls": _told(casts, lambda a, b: f"{a['casts']:,} -> {b['casts']:,}"),
-            "slower, per call": _told(self.of_speed("slower"), _times),
-            "faster, per call": _told(self.of_speed("faster"), _times),
             "new in b": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.new],
             "gone from a": [f"{_named(row)}: {_outcome(row)}, {counted(row['calls'], 'call')}" for row in self.gone],
         }
+        for speed in ("slower", "faster") if times else ():
+            sections[f"{speed}, per call"] = _told(self.of_speed(speed), _times)
         for title, texts in sections.items():
             lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
         return "\n".join(map(_core.printable, lines))
-
-    __repr__ = __str__
 
 
 def compare(a: Given, b: Given) -> Comparison:

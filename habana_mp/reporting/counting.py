@@ -20,7 +20,7 @@ from habana_mp.common.version import __version__
 from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
-from habana_mp.patches.torch.begun_backwards import lower_loss
+from habana_mp.patches.torch.begun_backwards import lower_loss, unscaled
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
 from habana_mp.patches.torch.weight_cache import why_none_is_cached
@@ -193,6 +193,7 @@ def _environment(rows: tuple[Row, ...]) -> dict[str, Any]:
         "lower_state": stepped_weights.found(),
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
+        "unscaled": [short_place(*place) for place in unscaled if place is not None],
         "compiled_graphs": graphs_compiled() - _graphs_before[0],
         "compiled_before": _graphs_before[0],
         "optimizer_steps": stepped_weights.steps(),
@@ -223,4 +224,5 @@ def reset() -> None:
     forget_places()
     stepped_weights.forget()
     lower_loss.clear()
+    unscaled.clear()
     _graphs_before[0] = graphs_compiled()

@@ -114,10 +114,8 @@ def _place(rows: Sequence[Row], before: str) -> str:
 
 
 def _because(row: Row) -> str:
-    if row.rule == KEPT.source:
-        return f"kept by {row.rule}"
-    if row.is_listed and row.rule is not None:
-        return f"listed at {row.rule}"
+    if row.is_listed and row.rule not in (None, KEPT.source):
+        return f"listed in {row.rule}"
     return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
 
 
@@ -668,6 +666,12 @@ def _of_environment(report: Records) -> Iterator[Finding]:
             "loss in lower precision",
             f"The loss is in {precision} where a backward begins, at {place}. Compute it in float32: call .float() on "
             "what it is computed from",
+        )
+    for place in environment.get("unscaled") or ():
+        yield _finding(
+            "float16 without a scaler",
+            f"The backward at {place} begins from a loss that was computed in float16 and is not scaled: small "
+            'gradients become zero. Scale it with torch.amp.GradScaler, or convert with dtype="bf16"',
         )
 
 

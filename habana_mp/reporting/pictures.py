@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from habana_mp import _core
+from habana_mp.policy.module_rules import KEPT
 from habana_mp.policy.options import DETAILS
 from habana_mp.reporting.records import Records, Row
 
@@ -24,7 +25,7 @@ _COLOURS = {"bf16": "#8ecae6", "fp16": "#95d5b2", "fp32": "#ffb703", "unchanged"
 _WORDS: dict[str, Callable[[Row], str]] = {
     "operation": lambda row: row.operation,
     "precision": lambda row: row.ran_in,
-    "why": lambda row: row.why if not row.is_listed or row.rule is None else f"listed, {row.rule}",
+    "why": lambda row: f"listed, {row.rule}" if row.is_listed and row.rule not in (None, KEPT.source) else row.why,
     "module": lambda row: " ".join(filter(None, (row.module, "" if row.phase == "forward" else f"({row.phase})"))),
     "place": lambda row: row.place,
 }
@@ -102,6 +103,8 @@ def _shortened(text: str, width: int, column: str) -> str:
             if len("".join(parts)) > width and not parts[number].isdigit():
                 parts[number] = parts[number][:1]
         text = "".join(parts)
+    if column == "why" and len(text) > width:
+        text = text.partition(", ")[0]  # "listed", without the file
     if len(text) <= width:
         return text
     begin = (width - 1) // 6

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from habana_mp import _core
+from habana_mp.policy.module_rules import KEPT
 from habana_mp.policy.options import Detail
 from habana_mp.policy.precisions import FLOAT32_RESULT
 
@@ -66,6 +67,8 @@ class Row:
     @property
     def why(self) -> str:
         """The reason in words."""
+        if self.rule == KEPT.source:
+            return f"kept by {self.rule}"
         return REASONS[self.reason].description if self.reason in REASONS else self.reason
 
     @property

@@ -165,6 +165,8 @@ class Report(Records):
             below.append(f"results that left a model as float32: {tensors:,} ({size / 1e6:.3f} MB)")
         if self.ranges:
             below.append(line_of_range(self.ranges))
+        if any(row.rule and row.rule.startswith("rule ") for row in self.rows):
+            below.append("docs/rules.md explains the reasons")
 
         def wrapped(line: str) -> str:
             return line if columns is None else textwrap.fill(line, columns, break_long_words=False)

@@ -96,9 +96,9 @@ def _print_bf16() -> None:
     for device in devices():
         found = []
         for case in _CASES:
-            plain, by_hmp = _ratios(device, case)
-            ours = f"by hmp {by_hmp:6.2f}  {_verdict(by_hmp)}"
-            print(f"  {device:<6} {case.name:<35} {plain:6.2f}  {_verdict(plain):<8}  {ours}")
+            plain, by_autocast, by_hmp = _ratios(device, case)
+            others = f"{plain:6.2f}  {_verdict(plain):<8}  autocast {by_autocast:6.2f}"
+            print(f"  {device:<6} {case.name:<35} {others}  by hmp {by_hmp:6.2f}  {_verdict(by_hmp)}")
             found.append(by_hmp)
         mean, slower = statistics.geometric_mean(found), sum(_verdict(one) == "slower" for one in found)
         what = {"the same": "as fast as fp32"}.get(_verdict(mean), f"{_verdict(mean)} than fp32")
@@ -135,26 +135,28 @@ _CASES = (
 )
 
 
-def _ratios(device: str, case: Case) -> tuple[float, float]:
+def _ratios(device: str, case: Case) -> list[float]:
     """Returns an operation's time in bfloat16 over its time in float32, with all tensors in each precision: the best of
-    interleaved rounds. And the ratio with weights in float32 under ``convert``."""
+    interleaved rounds. And the ratios with weights in float32 under ``torch.autocast``, and under ``convert``."""
     values = [torch.randn(one, device=device) for one in case.sizes]
     lower = [one.bfloat16() for one in values]
     mixed = [lower[0], torch.nn.Parameter(values[1])] if len(values) == 2 else lower
     for one in (*values, *lower, *mixed):
-        one.requires_grad_(case.trains)
+        one.requires_grad_(case.trains or isinstance(one, torch.nn.Parameter))  # autocast caches no other casts
 
     def run(tensors: list[torch.Tensor]) -> None:
         result = case.call(*tensors)
         if case.trains:
             torch.autograd.grad(result, tensors, torch.ones_like(result))
 
-    calls = {"fp32": values, "lower": lower, "by hmp": mixed}
+    calls = {"fp32": values, "lower": lower, "autocast": mixed, "by hmp": mixed}
+    region = torch.autocast(device, torch.bfloat16)
     times: dict[str, list[float]] = {name: [] for name in calls}
     repeat = max(2, (1 << 20) // sum(one.numel() for one in values))
     with torch.set_grad_enabled(case.trains):
         for _, (name, tensors) in itertools.product(range(10), calls.items()):
-            with nullcontext() if name == "by hmp" else hmp.disable_casts():
+            no_casts = nullcontext() if name == "by hmp" else hmp.disable_casts()
+            with no_casts, region if name == "autocast" else nullcontext():
                 begin = time.perf_counter()
                 for _ in range(repeat):
                     run(tensors)
@@ -162,4 +164,4 @@ def _ratios(device: str, case: Case) -> tuple[float, float]:
                     getattr(torch, device).synchronize()
                 times[name].append(time.perf_counter() - begin)
     best = {name: min(seconds[1:]) for name, seconds in times.items()}  # the first round warms up
-    return best["lower"] / best["fp32"], best["by hmp"] / best["fp32"]
+    return [best[name] / best["fp32"] for name in list(calls)[1:]]

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ _FILE = "listed"
 #: The operations that operators of Python call.
 _OPERATORS = {"@": "matmul", "+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow"}
 
-_COMMANDS = ("show", "check", "diff", "find")
+_COMMANDS = ("show", "check", "diff", "find", "--help")
 
 
 def with_command(words: Sequence[str]) -> list[str]:
-    """Returns the words with `show` after `lists` where no command follows."""
-    is_short = words[:1] == ["lists"] and (len(words) == 1 or words[1] not in (*_COMMANDS, "-h", "--help"))
-    return ["lists", "show", *words[1:]] if is_short else list(words)
+    """Returns the words with `show` after `lists` where no command follows, not even a misspelt one."""
+    second = (*words, "", "")[1]
+    is_command = second in (*_COMMANDS, "-h") or (get_close_matches(second, _COMMANDS) and not os.path.isdir(second))
+    return list(words) if words[:1] != ["lists"] or is_command else ["lists", "show", *words[1:]]
 
 
 def add_parser(commands: Any) -> None:
@@ -153,7 +155,7 @@ def _check(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             try:
                 listed = read_list(file)
                 problems = _problems(listed)
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 problems = [str(error)]
         if problems:
             print("\n".join(one if file in one else f"{file}: {one}" for one in problems))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from habana_mp import hmp
 from habana_mp.common.devices import ACCELERATORS
@@ -56,6 +57,20 @@ class Conversion:
         return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the command or the option that may be meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # of a command: it names its options
+        given, unknown = super().parse_known_args(args, namespace)
+        return (given, unknown) if not unknown else self.error(f"unrecognized arguments: {' '.join(unknown)}")
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^ '=]+)", message)
+        known = [name for one in self._actions for name in (*one.option_strings, *(one.choices or ()))]
+        near = difflib.get_close_matches(wrong[1], known, n=1) if wrong else []
+        super().error(message + "".join(f"; did you mean `{one}`?" for one in near))
+
+
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Adds the options of `convert` that this command has. Those that are not given will not be in the namespace."""
     for name, flag in flags(command).items():
@@ -90,7 +105,7 @@ def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace, co
 def script_parser(command: str, description: str, epilog: str, *, required: str = "") -> argparse.ArgumentParser:
     """Returns the parser of a command's own options, with those of `convert`. ``required`` is for its usage."""
     usage = f"habana-mp {command}{required} [OPTION]..."
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"habana-mp {command}",
         usage=f"{usage} [--] SCRIPT [ARGUMENT]...\n       {usage} -m MODULE [ARGUMENT]...",
         description=description,
@@ -105,10 +120,13 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpa
     """Returns the options of this parser, and the script behind them, whose words are not parsed. Ends the program if
     it is not there."""
     of_convert = ((one.name, one.arguments) for one in flags("run").values())
-    switches = {name for name, how in of_convert if how.get("action") == "store_true" or how.get("nargs") == "?"}
+    switches = {name for name, how in of_convert if how.get("action") == "store_true"}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--" and not words[at].startswith("-m"):
-        at += 1 if words[at] in _SWITCHES | switches or "=" in words[at] else 2
+        is_alone = words[at] in _SWITCHES | switches or "=" in words[at]
+        # Any other word behind --guard is the script.
+        is_alone |= words[at] == "--guard" and not re.fullmatch(r"-?[\d.]+|raise", (*words, "")[at + 1])
+        at += 1 if is_alone else 2
     given = parser.parse_args(words[:at])
     script = Script.of(words[at + (words[at : at + 1] == ["--"]) :])
     if not script.words:

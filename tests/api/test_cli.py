@@ -103,6 +103,16 @@ def test_two_lists_are_checked_together(tmp_path: Path, capsys: pytest.CaptureFi
         ("lists check a.txt --only fp32", "unrecognized arguments: --only fp32"),
         ("lists check a.txt --quick", "unrecognized arguments: --quick"),
         ("doctor now", "unrecognized arguments: now"),
+        ("doctr", "did you mean `doctor`?"),
+        ("explian softmax", "did you mean `explain`?"),
+        ("lists fnd softmax", "did you mean `find`?"),
+        ("lists diff --josn a b", "unrecognized arguments: --josn"),
+        ("diff --tmes a b", "did you mean `--times`?"),
+        ("lists check a.txt --togther", "did you mean `--together`?"),
+        ("explain softmax --ruel x=fp32", "did you mean `--rule`?"),
+        ("run --requir-lowered script.py", "did you mean `--require-lowered`?"),
+        ("diagnose --dtype fp61 script.py", "did you mean `fp16`?"),
+        ("run --preset=half --gard=0.5 script.py", "did you mean `--guard`?"),
     ],
 )
 def test_wrong_usage_says_what_is_wrong(words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,3 +187,23 @@ def test_a_part_of_a_name_lists_the_presets_that_have_it(part: str, capsys: pyte
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert shown == [name for name in presets() if part.lower() in name]
     assert 0 < len(shown) < len(presets())
+
+
+def test_a_list_file_that_is_missing_is_named_and_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = write_list(tmp_path / "a.txt", ["mm"])
+    for files in (["gone.txt"], [there, "gone.txt"], [there, "gone.txt", "--together"]):
+        assert cli.main(["lists", "check", *files]) == 2
+        assert "'gone.txt'" in capsys.readouterr().err
+
+
+def test_a_folder_of_lists_with_the_name_of_a_command_nearly_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checks").mkdir()
+    for name in ("bf16.txt", "fp32.txt"):
+        write_list(tmp_path / "checks" / name, ["mm"] if name == "bf16.txt" else ["softmax"])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lists", "checks"]) == 0
+    assert "softmax" in capsys.readouterr().out

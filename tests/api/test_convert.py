@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp
+from habana_mp.policy import options
 from helpers.cases import CASES, Case
 from helpers.comparing import tensors
 from helpers.each import each
 from helpers.lists import Converter, warned_by_convert, write_list
+from helpers.processes import run_script
 from helpers.state_of_torch import assert_torch_is_restored
 
 MATRIX = torch.eye(3) + 1
@@ -174,3 +177,56 @@ def test_a_failing_convert_leaves_the_former_configuration_in_force(
     assert F.softmin(MATRIX, 0).dtype is BF16
     assert F.normalize(MATRIX.bfloat16()).dtype is FP32
     assert torch.mm(MATRIX, MATRIX).dtype is FP32
+
+
+# ---- the environment, and the convert before ------------------------------------------------------------------------
+
+CONVERTS_TWICE = "from habana_mp import hmp\nhmp.convert()\nhmp.convert()\nwith hmp.autocast('cpu'):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [("HABANA_MP_OPTLEVEL", "HABANA_MP_OPT_LEVEL"), ("HABANA_MP_KERNEL", "HABANA_MP_KERNELS")],
+)
+def test_an_unknown_variable_is_warned_of_once_with_the_nearest_one(given: str, nearest: str) -> None:
+    said = run_script(CONVERTS_TWICE, **{given: "O0"}).stderr
+    assert said.count(f"habana_mp has no environment variable {given}; the nearest one is {nearest}") == 1
+    assert said.count("HmpWarning") == 1
+
+
+def test_a_plain_import_reads_no_variable() -> None:
+    done = run_script("import habana_mp\nfrom habana_mp import hmp\n", HABANA_MP_TRASE="mm")
+    assert not done.stderr
+
+
+def test_the_known_variables_are_those_that_the_source_reads() -> None:
+    root = Path(__file__).parents[2]
+    source = "\n".join(
+        path.read_text("utf-8") for top in ("src", "habana_mp") for path in (root / top).rglob("*.[ch]pp")
+    ) + "\n".join(path.read_text("utf-8") for path in (root / "habana_mp").rglob("*.py"))
+    read = set(re.findall(r'(?:getenv\(|environ\.get\(|VARIABLE = |variable = )"(HABANA_MP_\w+)"', source))
+    assert read == set(options._VARIABLES)
+
+
+def test_a_second_convert_without_the_rules_of_the_first_says_once_that_they_are_gone(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    hmp.convert(rules={"gelu": "fp32", "linear @ head": "fp32"})
+    hmp.convert(rules={"gelu": "fp32"})  # says what it wants
+    assert not recwarn
+    hmp.convert(report="modules")
+    assert [str(one.message) for one in recwarn] == [
+        "the rules of the earlier convert are gone (gelu): pass them again, or `rules={}`"
+    ]
+    hmp.convert()
+    hmp.restore()
+    assert len(recwarn) == 1
+
+
+def test_rules_that_are_given_up_on_purpose_are_not_missed(recwarn: pytest.WarningsRecorder) -> None:
+    hmp.convert(rules={"gelu": "fp32"})
+    hmp.convert(rules={})
+    hmp.convert(rules={"gelu": "fp32"})
+    hmp.restore()
+    hmp.convert()
+    assert not recwarn

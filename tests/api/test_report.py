@@ -122,12 +122,29 @@ def test_the_table_has_a_line_for_each_row_and_sums() -> None:
     report = Report((listed, Row("softmax", "fp32", 10, 0, 0, "widest", "rule 2")))
     *words, lines = str(report).split("\n\n")
     assert words == ["\n".join(report.words)]
-    header, _, first, second, _, total = lines.splitlines()
+    *table, below = lines.splitlines()
+    header, _, first, second, _, total = table
+    assert below == "docs/rules.md explains the reasons"  # a row has rule 2
     assert header.split() == ["operation", "precision", "why", "calls", "casts", "MB", "cast"]
     assert first.split() == ["mm", "bf16", "listed,", "mine.txt:3", "1234", "2468", "1.500"]
     assert second.split() == ["softmax", "fp32", "widest", "input", "10", "0", "0.000"]
     assert total.split() == ["total", "1244", "2468", "1.500"]
-    assert len({len(line) for line in lines.splitlines()}) == 1
+    assert len({len(line) for line in table}) == 1
+
+
+def test_in_a_narrow_terminal_a_listed_operation_is_called_listed_without_the_file() -> None:
+    rows = [
+        Row("mm", "bf16", 9, 9, 9, "list", "a_long_name_of_a_list.txt:33"),
+        Row("exp", "fp32", 9, 9, 9, "no_kernel"),
+    ]
+    wide, narrow = (Report(tuple(rows))._text(columns).splitlines() for columns in (120, 60))
+    assert any("listed, a_long_name_of_a_list.txt:33" in line for line in wide)
+    assert any(line.split()[:4] == ["mm", "bf16", "listed", "9"] for line in narrow)
+    assert not any("…" in line and "mm" in line for line in narrow)
+
+
+def test_where_only_lines_of_lists_decide_no_page_of_rules_is_named() -> None:
+    assert "docs/rules.md" not in str(Report((Row("mm", "bf16", 1, 2, 3, "list", "mine.txt:3"),)))
 
 
 def test_calls_of_many_threads_are_all_counted(converted: Converter) -> None:

@@ -121,7 +121,7 @@ def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
         hmp.convert(exact=[product], **options)  # type: ignore[arg-type]  # options of several types
         assert dtypes(compiled(model)(FULL)) == dtypes(model(FULL))
         assert model(FULL)[0].dtype is FP32
-    hmp.convert(exact=[product])
+    hmp.convert(exact=[product], rules={})
     with hmp.autocast("cpu", torch.float16):
         assert dtypes(compiled(model)(FULL)) == [FP32, torch.float16]
 

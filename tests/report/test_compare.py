@@ -163,7 +163,7 @@ def test_a_longer_run_is_compared_per_call() -> None:
     found = hmp.compare(report(network()), report(network(steps=100)))
     assert not found.differs
     assert not found.of_speed("slower") + found.of_speed("faster")
-    assert str(found).splitlines() == ["rows: 7 the same", "calls: 70 in a, 700 in b; times are compared per call"]
+    assert str(found).splitlines() == ["rows: 7 the same", "calls: 70 in a, 700 in b"]
 
 
 def test_what_got_slower_and_faster_is_told_the_worst_first() -> None:
@@ -175,7 +175,27 @@ def test_what_got_slower_and_faster_is_told_the_worst_first() -> None:
     assert not found.differs
     assert [one.a["operation"] for one in found.of_speed("slower")] == ["linear", "softmax"]
     assert [one.b["module"] for one in found.of_speed("faster")] == ["Net.layers.1"]
-    assert "linear (#2) in Net.layers.0 at net.py:22: 3 ms -> 12 ms, 4.00 times (bf16)" in str(found)
+    assert "linear (#2) in Net.layers.0 at net.py:22: 3 ms -> 12 ms, 4.00 times (bf16)" in found.text(times=True)
+
+
+def test_times_are_in_words_only_where_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = network()
+    quick[0]["seconds"] /= 50
+    for name, rows in (("a.json", network()), ("b.json", quick)):
+        (tmp_path / name).write_text(json.dumps(report(rows)))
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    assert cli.main(["diff", *files]) == 0
+    assert capsys.readouterr().out == "rows: 7 the same\n"
+    assert cli.main(["diff", "--times", *files]) == 0
+    assert "faster, per call:\n  " in capsys.readouterr().out
+
+
+def test_records_have_no_times_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        with hmp.record(tmp_path / name):
+            torch.ones(2, 2).exp()
+    assert cli.main(["diff", "--times", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "records have no times" in capsys.readouterr().err
 
 
 def test_a_trifle_is_not_slower() -> None:

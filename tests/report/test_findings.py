@@ -115,7 +115,7 @@ def test_the_line_of_float32_has_the_three_longest_and_none_that_is_found_odd() 
     ]
     (line,) = [one for one in report(LOWER, *rows).words if one.startswith("In float32: ")]
     assert line == (
-        "In float32: embedding 21 % (listed at fp32.txt:6, train.py:11); topk 16 % (listed at fp32.txt:9, "
+        "In float32: embedding 21 % (listed in fp32.txt:6, train.py:11); topk 16 % (listed in fp32.txt:9, "
         "train.py:12); 4 operations of train.py:13 10 % (mul_, add_, sqrt_, ...)"
     )
 
@@ -175,7 +175,7 @@ def test_a_notebook_shows_a_bar_for_each_row() -> None:
         (
             row("matmul", "fp32", rule="own.txt:3", module="M.a"),
             "product in float32",
-            "matmul at train.py:7 (M.a) runs in float32: listed at own.txt:3 (100 calls, 50 % of all time)"
+            "matmul at train.py:7 (M.a) runs in float32: listed in own.txt:3 (100 calls, 50 % of all time)"
             '. Write `matmul @ a` into the list of the lower precision, or give `rules={"matmul @ a": "lower"}`',
         ),
         (
@@ -382,7 +382,7 @@ def test_a_ping_pong_saves_its_own_casts_and_those_of_its_result() -> None:
     (one,) = made.findings
     assert (one.kind, one.rows, one.saves) == ("ping-pong", (1,), pytest.approx(0.25 + 0.8 / 4))
     assert one.text == (
-        "softmax at train.py:4 (M.a) runs in fp32 (listed at fp32.txt:2) between linear and matmul in bf16. "
+        "softmax at train.py:4 (M.a) runs in fp32 (listed in fp32.txt:2) between linear and matmul in bf16. "
         "Casts there and back take 450.00 ms: they go if it runs in bf16 too; small probabilities then keep few "
         "digits, and a loss must not be computed from them"
         '. Write `softmax @ a` into the list of the lower precision, or give `rules={"softmax @ a": "lower"}`'

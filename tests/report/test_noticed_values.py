@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -437,6 +438,112 @@ def test_a_kept_module_is_told_as_kept() -> None:
     assert {row.rule for row in report} == {"hmp.keep"}
     assert not report.findings
     assert "linear 100 % (kept by hmp.keep" in report.words[1]
+    assert {row.why for row in report} == {"kept by hmp.keep"}
+    assert "kept by hmp.keep" in str(report).partition("\n\n")[2]
+
+
+# ---- float16 without a scaler ---------------------------------------------------------------------------------------
+
+
+class Passed(torch.autograd.Function):
+    """A function of the user's own around a loss."""
+
+    @staticmethod
+    def forward(_: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    """In float32, of a model in the precision of the lists."""
+    return F.mse_loss(model(torch.ones(4, 8)).float(), torch.zeros(4, 8))
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(4, 4, 1), nn.GELU(), nn.Linear(8, 8), nn.Softplus())
+
+
+def places_without_a_scaler() -> list[str]:
+    found = [one.text for one in hmp.report(show=False).findings if one.kind == "float16 without a scaler"]
+    return [re.findall(r"The backward at (\S+) begins", text)[0] for text in found]
+
+
+def step_unscaled(model: nn.Module) -> None:
+    loss_of(model).backward()
+
+
+def step_of_own_function(model: nn.Module) -> None:
+    loss: Any = Passed.apply(loss_of(model))  # type: ignore[no-untyped-call]  # torch's annotation
+    (loss / 2 + 1).backward()
+
+
+def step_with_scaler_off(model: nn.Module) -> None:
+    torch.amp.GradScaler("cpu", enabled=False).scale(loss_of(model)).backward()
+
+
+@pytest.mark.parametrize("step", [step_unscaled, step_of_own_function, step_with_scaler_off])
+@pytest.mark.parametrize("region", [False, True])
+def test_a_backward_in_float16_without_a_scale_is_found_once(step: Callable[[nn.Module], None], region: bool) -> None:
+    if not region:
+        hmp.convert(preset="recommended", dtype="fp16")
+    hmp.reset_report()
+    model = deep()
+    for _ in range(3):
+        with hmp.autocast("cpu", dtype=torch.float16) if region else nullcontext():
+            step(model)
+    (place,) = places_without_a_scaler()
+    assert place.partition(":")[0].endswith(Path(__file__).name)
+
+
+def scaled_by_scaler(model: nn.Module) -> None:
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        ((scaler.scale(loss_of(model)) + scaler.scale(loss_of(model))) / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def scaled_by_hand(model: nn.Module) -> None:
+    (1024 * loss_of(model)).backward()
+    (loss_of(model) * torch.tensor(8.0)).backward()
+
+
+def scaled_by_its_gradient(model: nn.Module) -> None:
+    loss_of(model).backward(torch.tensor(1024.0))
+
+
+def trained_in_float32_beside_inference(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(torch.ones(4, 8))
+    with hmp.disable_casts():
+        loss_of(model).backward()
+
+
+def only_inference(model: nn.Module) -> None:
+    with torch.inference_mode():
+        loss_of(model)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [scaled_by_scaler, scaled_by_hand, scaled_by_its_gradient, trained_in_float32_beside_inference, only_inference],
+)
+def test_scaled_losses_inference_and_float32_need_no_scaler(run: Callable[[nn.Module], None]) -> None:
+    hmp.convert(preset="recommended", dtype="fp16")
+    hmp.reset_report()
+    run(deep())
+    assert not places_without_a_scaler()
+
+
+def test_bfloat16_needs_no_scaler() -> None:
+    hmp.convert(preset="recommended")
+    hmp.reset_report()
+    loss_of(deep()).backward()
+    assert not places_without_a_scaler()
 
 
 # ---- with each detail -----------------------------------------------------------------------------------------------

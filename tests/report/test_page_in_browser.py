@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from habana_mp import hmp
 from habana_mp.reporting.page import html_page
 from helpers import reports
 from helpers.browser import chromium, milliseconds_to_open, opened
@@ -311,6 +313,44 @@ def test_a_row_is_chosen_by_mouse_and_by_keyboard_and_its_details_are_shown(page
     expect(page.locator("#table")).to_have_attribute("aria-activedescendant", f"row-{len(ROWS) - 1}")
     page.keyboard.press("Escape")
     expect(page.locator("#row-details")).to_be_hidden()
+
+
+def test_a_chosen_row_is_told_of_where_it_can_be_seen_and_another_click_lets_it_go(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for width, height in ((1280, 700), (400, 700)):
+        with opened(browser, written(tmp_path, reports.many()), viewport={"width": width, "height": height}) as shown:
+            lines(shown).nth(1).click()
+            expect(shown.locator("#row-details")).to_be_in_viewport(ratio=1)
+            lines(shown).nth(1).click()
+            expect(shown.locator("#row-details")).to_be_hidden()
+
+
+def test_the_table_fills_the_window(browser: Browser, tmp_path: Path) -> None:
+    with opened(browser, written(tmp_path, reports.many()), viewport={"width": 1280, "height": 1500}) as shown:
+        bottom = shown.locator("#table-view").evaluate("view => view.getBoundingClientRect().bottom")
+        assert bottom > 1400
+
+
+def test_what_is_kept_is_called_so_in_its_row_and_in_the_filter_of_reasons(browser: Browser, tmp_path: Path) -> None:
+    model = hmp.keep(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    hmp.convert(report="modules")
+    hmp.reset_report()
+    for one in (model, torch.nn.Linear(4, 4)):
+        one(torch.ones(2, 4))
+    with opened(browser, written(tmp_path, hmp.report(show=False).to_dict())) as shown:
+        assert set(column(shown, "reason")) == {"kept by hmp.keep", "in the list"}
+        shown.locator("#filter-reason").select_option(label="kept by hmp.keep (1)")
+        assert column(shown, "reason") == ["kept by hmp.keep"]
+
+
+def test_a_reason_is_not_cut_within_a_word_at_1280(browser: Browser, tmp_path: Path) -> None:
+    why = "in no list: runs in its input's precision"
+    row = reports.row("relu", "bf16", reason="unlisted", why=why, rule="rule 4", module="Net.layers.0", line=3)
+    with opened(browser, written(tmp_path, reports.report([row])), viewport={"width": 1280, "height": 800}) as shown:
+        cell = shown.locator("#table td", has_text="in no list")
+        assert cell.evaluate("one => one.scrollWidth <= one.clientWidth")
+        assert cell.get_attribute("title") == why
 
 
 # ---- the findings --------------------------------------------------------------------------------------------------

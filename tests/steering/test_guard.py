@@ -376,10 +376,14 @@ def test_a_search_in_vain_ends_the_guard(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_run_takes_a_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\nfor _ in range(3000):\n    torch.softmax(torch.ones(3) * float('inf') * 0, -1)\n")
-    for option, status in (("--guard=1.0", 0), ("--guard=raise", 1), ("--guard", 0)):
-        done = python(*RUN, option, str(script))
+    for option, status in (("--guard=1.0", 0), ("--guard 1.0", 0), ("--guard raise", 1), ("--guard", 0)):
+        done = python(*RUN, *option.split(), str(script))
         assert done.returncode == status, done.stderr
         assert "made a NaN" in done.stderr or "were seen in" in done.stderr
-    done = python(*RUN, "--guard=2", str(tmp_path / "script.py"))
-    assert done.returncode == 2
-    assert 'argument --guard: it must be "raise" or a share of the calls, above 0 and at most 1.0; got 2' in done.stderr
+    for option in ("--guard=2", "--guard 2"):
+        done = python(*RUN, *option.split(), str(tmp_path / "script.py"))
+        assert done.returncode == 2
+        assert (
+            'argument --guard: it must be "raise" or a share of the calls, above 0 and at most 1.0; got 2'
+            in done.stderr
+        )

@@ -185,7 +185,7 @@ def test_equal_modules_that_are_compiled_alike_follow_their_own_rules(converted:
     assert precisions(whole(inputs())) == [LOWERED, STEERED["every"]]
     converted(bf16=["linear", "softmax"], rules={"* @ blocks.0.inner": "fp32"})
     assert precisions(whole(inputs())) == [STEERED["every"], LOWERED]
-    converted(bf16=["linear", "softmax"])
+    converted(bf16=["linear", "softmax"], rules={})
     hmp.keep(model[1].inner)
     assert precisions(whole(inputs())) == [LOWERED, STEERED["keep"]]
 

@@ -26,7 +26,7 @@ _listeners: dict[_Listener, _Listener | None] = {}
 def notify_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of the function that begins a backward."""
     for loss in _tensors_in(arguments[:1]):
-        _note_if_lower(loss)
+        _note(loss, is_weighted=any(one is not None for one in arguments[1:2]))
         for listener in tuple(_listeners):
             listener(loss)
     return original(*arguments, **keywords)
@@ -34,6 +34,7 @@ def notify_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, A
 
 def notify_scaled(losses: tuple[Any, ...]) -> None:
     """A gradient scaler is about to scale these losses."""
+    unscaled[:] = [None]
     for loss in _tensors_in(losses[:1]) if _listeners else ():
         for listener in filter(None, tuple(_listeners.values())):
             listener(loss)
@@ -46,8 +47,9 @@ def _tensors_in(losses: tuple[Any, ...]) -> list[torch.Tensor]:
 
 _BACKWARD = assumption_of_functions(
     "torch.begun-backwards",
-    "`torch.autograd.backward` takes the tensors that it begins from first",
-    "the report does not warn of a loss in lower precision, and the guard does not check losses",
+    "`torch.autograd.backward` takes the tensors that it begins from first, and `_input_metadata` of a node of its "
+    "graph has the dtypes of the node's results",
+    "the report does not warn of a loss in lower precision or without a scale, and the guard does not check losses",
 )
 
 BACKWARD = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1)
@@ -67,7 +69,26 @@ def stop_listening(to_loss: _Listener) -> None:
 lower_loss: list[tuple[str, str, int]] = []
 
 
-def _note_if_lower(loss: torch.Tensor) -> None:
-    """Notes, for the report, that a backward begins from a loss in lower precision."""
-    if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss and notes.are_taken and loss.numel() == 1:
+#: File and line of the first backward from a loss that was computed in float16 and not scaled. None: a scaler scales.
+unscaled: list[tuple[str, int] | None] = []
+
+
+def _note(loss: torch.Tensor, *, is_weighted: bool) -> None:
+    """Notes, for the report, that a backward begins from a loss in lower precision, or in float16 without a scale."""
+    if loss.numel() != 1 or not notes.are_taken:
+        return
+    if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))
+    if not unscaled and not is_weighted and _is_unscaled_float16(loss.grad_fn):
+        unscaled.append(line_of_user())
+
+
+def _is_unscaled_float16(last: Any) -> bool:
+    """True if the lower results next to a loss in its graph are in float16, and its last operation scales nothing."""
+    nodes = [] if last is None or last.name() == "MulBackward0" else [last]
+    for node in nodes:  # it grows
+        lower = {one.dtype for one in getattr(node, "_input_metadata", ())} & {torch.float16, torch.bfloat16}
+        if lower or len(nodes) > 200:
+            return torch.float16 in lower
+        nodes += [one for one, _ in node.next_functions if one is not None]
+    return False

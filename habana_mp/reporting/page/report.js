@@ -10,7 +10,8 @@ function readReport() {
   const data = JSON.parse(byId("report-data").textContent);
   const timed = data.rows.some((row) => row.seconds !== null);
   data.rows.forEach((row, index) => {
-    Object.assign(row, { index, cost: timed ? row.seconds ?? 0 : row.calls, findings: [] });
+    const reason = row.why.startsWith("kept by") ? "kept" : row.reason; // no line of a list
+    Object.assign(row, { index, reason, cost: timed ? row.seconds ?? 0 : row.calls, findings: [] });
   });
   for (const finding of data.findings) {
     for (const index of finding.rows) data.rows[index].findings.push(finding);

@@ -18,9 +18,9 @@ const COLUMNS = [
   numbers("order", "#", 46, String, "order of the first call"),
   words("operation", 126),
   words("precision", 86, (row) => row.precision, precisionBadge),
-  words("reason", 96, (row) => row.why),
+  words("reason", 150, (row) => row.why, (row) => row.why.split(": ")[0]),
   words("phase", 72),
-  words("module", 210, (row) => row.module, (row) => endOf(moduleAndPhase(row))),
+  words("module", 165, (row) => row.module, (row) => endOf(moduleAndPhase(row))),
   numbers("seconds", "ms", 66, milliseconds, "time in milliseconds"),
   numbers("calls", "calls", 52),
   numbers("casts", "casts", 54),
@@ -103,7 +103,8 @@ function showTable() {
 
   table.addEventListener("click", (event) => {
     const index = clickedIndex(event);
-    if (index !== null) choose(index);
+    if (index !== null && rows[index].index === state.row) change({ row: null });
+    else if (index !== null) choose(index);
   });
   table.addEventListener("keydown", (event) => {
     if (event.target !== table) return; // a heading's button has keys of its own
@@ -183,7 +184,7 @@ function detailsOf(row) {
     ["place", wholePlace(row)],
     ["function", row.function],
     ["reason", `${row.why} (${row.reason})`],
-    ["rule", row.rule],
+    ["rule", /^rule \d/.test(row.rule) ? `${row.rule} of docs/rules.md` : row.rule],
     ["phase", row.phase],
     ["calls", count(row.calls)],
     ["casts", casts === 0 ? "none" : `${count(casts)}: ${count(down)} down, ${count(up)} up, ${size(row.bytes)}`],

@@ -10,7 +10,7 @@ function showTree() {
   const nodes = [...report.nodes.values()];
   if (nodes.every((node) => node.path === OUTSIDE)) return;
   byId("modules").hidden = false;
-  byId("modules-unit").textContent = report.timed ? "by time from begin to end" : "by calls";
+  byId("modules-unit").textContent = report.timed ? "by time from begin to end, Python's included" : "by calls";
   document.body.classList.add("has-modules");
 
   let shown = [];
