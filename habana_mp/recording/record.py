@@ -15,7 +15,6 @@ import torch
 from habana_mp.common import locks
 from habana_mp.common.version import __version__
 from habana_mp.patches.installation import installation
-from habana_mp.patches.installation import installation
 from habana_mp.policy.options import Options
 from habana_mp.policy.rules import Policy
 from habana_mp.recording.recorder import Recorder
