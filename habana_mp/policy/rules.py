@@ -283,11 +283,9 @@ def without_lists(policy: Policy) -> Policy:
 
 def left_alone(policy: Policy) -> Policy:
     """Returns the policy of O0: calls that this one would decide are counted, and nothing is cast."""
-
-    def left(these: tuple[Covered, ...]) -> tuple[Covered, ...]:
-        return tuple(one._replace(listed=Ruling("left"), unlisted=Ruling()) for one in these)
-
-    return Policy(left(policy.covered), left(policy.composites), policy.lower)
+    all_of = policy.covered, policy.composites
+    left = (tuple(one._replace(listed=Ruling("left"), unlisted=Ruling()) for one in these) for these in all_of)
+    return Policy(*left, lower=policy.lower)
 
 
 def _covered(

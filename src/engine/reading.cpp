@@ -25,19 +25,18 @@ const Names& names() {
 
 // Returns the precision of an argument `dtype`. Torch also takes Python's types for it.
 Precision precision_of_dtype(PyObject* dtype) {
-  const auto is = [dtype](PyTypeObject& type) { return dtype == reinterpret_cast<PyObject*>(&type); };
   const Kind kind = host::kind_of_dtype(dtype);
   if (is_floating(kind)) return rules::precision_of(kind);
   const Owned text(PyObject_Str(dtype));
   if (!text) clear_error();
-  const std::string full = text ? host::bytes_of(text.get()) : "";
-  const std::string name = is(PyFloat_Type)  ? "float64"
-                           : is(PyLong_Type) ? "int64"
-                           : is(PyBool_Type) ? "bool"
-                                             : full.substr(full.find('.') + 1);
+  std::string name = text ? host::bytes_of(text.get()) : "";
+  name = dtype == reinterpret_cast<PyObject*>(&PyFloat_Type)  ? "float64"
+         : dtype == reinterpret_cast<PyObject*>(&PyLong_Type) ? "int64"
+         : dtype == reinterpret_cast<PyObject*>(&PyBool_Type) ? "bool"
+                                                              : name.substr(name.find('.') + 1);
   const auto found = std::ranges::find(rules::precisions, name);
-  return found == rules::precisions.end() ? Precision::another
-                                          : static_cast<Precision>(found - rules::precisions.begin());
+  const bool is_known = found != rules::precisions.end();
+  return is_known ? static_cast<Precision>(found - rules::precisions.begin()) : Precision::another;
 }
 
 // Calls `note` with each item of a list or tuple, and of those inside it, and with the item's kind. Stops at the first
@@ -119,13 +118,9 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
 }
 
 Precision given_precision(const Arguments& arguments) {
-  for (Py_ssize_t i = arguments.count() - 1; i >= 0; --i) {
-    PyObject* const value = arguments.values[i];
-    const bool is_named = i >= arguments.positional && value != Py_None &&
-                          same_name(PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional), names().dtype);
-    if (is_named || host::kind_of(value) == Kind::dtype) return precision_of_dtype(value);
-  }
-  return Precision::unchanged;
+  Reading reading(arguments.count());
+  read(no_rule, arguments, reading);
+  return reading.given;
 }
 
 std::optional<rules::Present> Call::inputs_with_dimensions() const {

@@ -245,10 +245,8 @@ void mark(RuleSet& set) {
 
 RuleSet* module_rule_set(RuleSet&& content) {
   content.is_in_modules = true;
-  const auto known = std::find_if(sets->begin(), sets->end(), [&](const RuleSet& one) {
-    return one.is_in_modules && one.base == content.base && one.device == content.device && one.name == content.name &&
-           one.after_tracked_cast == content.after_tracked_cast && one.rules == content.rules;
-  });
+  const auto known = std::ranges::find_if(
+      *sets, [&](const RuleSet& one) { return one.rules == content.rules && decide_alike(one, content); });
   RuleSet* set = known != sets->end() ? &*known : nullptr;
   if (set == nullptr) {
     content.number = next_number;

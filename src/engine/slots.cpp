@@ -159,9 +159,9 @@ void hook_what_is_needed(const host::TensorClasses& classes) {
   }
 }
 
-// True if one of the rules may cast: those of opt_level="O0" do not.
+// False if these are rules of opt_level="O0", or none.
 bool may_cast(const std::vector<CoveredObject>& entries) {
-  return std::ranges::any_of(entries, [](const CoveredObject& one) { return one.listed->action != Action::left; });
+  return !entries.empty() && entries.front().listed->action != Action::left;
 }
 
 // Returns the rules of a set, or for null those of convert's lists, for changes.
@@ -187,7 +187,6 @@ bool add_rules(const std::vector<CoveredObject>& entries, RuleSet& content) {
   if (!find_targets(entries, found)) return false;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     content.rules[found[i]->index] = entries[i].listed;
-    if (found[i]->line == 0) found[i]->line = entries[i].listed->line;
     content.covered.push_back({found[i], entries[i].unlisted});
     if (!found[i]->installed) found[i]->operation = entries[i].operation;
   }
@@ -207,7 +206,6 @@ bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* 
   for (const CoveredObject& one : entries) {
     listed.push_back(within_modules ? intern(without_lowering(*one.listed, *one.unlisted)) : one.listed);
   }
-  for (std::size_t i = 0; i < entries.size(); ++i) count_for(*found[i], entries[i].listed->line);
   const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   weights::tap_view_and_numpy(&lists_apply_here);

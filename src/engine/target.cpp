@@ -74,17 +74,13 @@ Rule without_lowering(const Rule& listed, const Rule& unlisted) {
 }
 
 Count& other_count(Target& target, Decision decision) {
+  if (target.line == 0 && decision.line != 0) {
+    target.line = decision.line;
+    return count_of(target, decision);
+  }
   const auto found = std::ranges::find(target.other_counts, decision, [](const auto& one) { return one.first; });
   return found != target.other_counts.end() ? found->second
                                             : target.other_counts.emplace_back(decision, Count{}).second;
-}
-
-void count_for(Target& target, std::uint32_t line) {
-  if (line == 0 || line == target.line) return;
-  for_each_count(target, [&](Decision decision, Count& count) {
-    if (decision.line != 0 && count.calls != 0) other_count(target, decision) += std::exchange(count, {});
-  });
-  target.line = line;
 }
 
 Target* find_target(PyObject* object) noexcept {
@@ -157,6 +153,7 @@ void reset_counts() noexcept {
   const auto reset = [](Target& target) {
     target.counts = {};
     target.other_counts.clear();
+    target.line = 0;
   };
   for (std::size_t i = 0; i < target_count; ++i) reset(*targets[i]);
   for (Target* target : *functions) reset(*target);

@@ -37,7 +37,7 @@ struct Target : host::Callable {
   const Rule* listed = &no_rule;    // convert's rule
   const Rule* unlisted = &no_rule;  // the rule for suspended lists (rules 2 to 4)
   bool counts_no_version = false;   // torch does not increment the version counter of what it writes
-  std::uint32_t line = 0;           // the line of a list that the counts are about, where there is one
+  std::uint32_t line = 0;           // the line of a list that the counts are about, the first one that decided
   std::array<std::array<Count, rules::reasons.size()>, static_cast<std::size_t>(Precision::another)> counts{};
 
   // Read in regions: the index of its rule in RuleSet::rules.
@@ -60,8 +60,6 @@ struct Target : host::Callable {
 extern std::array<Target*, target_capacity> targets;
 extern std::size_t target_count;
 
-// Makes the counts be about this line of a list.
-void count_for(Target& target, std::uint32_t line);
 // Returns the count of a decision of another line, or in another dtype.
 Count& other_count(Target& target, Decision decision);
 
