@@ -22,7 +22,7 @@ from habana_mp.policy.names import operations_of, operations_that_compute
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import Preset, shipped_names
 
-#: What the core installs for one object; see ``_core.pyi``.
+#: The entry of one object in what the core installs, as ``_core.pyi`` describes it.
 Planned = tuple[Any, Any, str, _core.Rule, int, _core.Rule]
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "left", "refused"]
@@ -283,9 +283,11 @@ def without_lists(policy: Policy) -> Policy:
 
 def left_alone(policy: Policy) -> Policy:
     """Returns the policy of O0: calls that this one would decide are counted, and nothing is cast."""
-    all_of = policy.covered, policy.composites
-    left = (tuple(one._replace(listed=Ruling("left"), unlisted=Ruling()) for one in these) for these in all_of)
-    return Policy(*left, lower=policy.lower)
+    covered, composites = (
+        tuple(one._replace(listed=Ruling("left"), unlisted=Ruling()) for one in these)
+        for these in (policy.covered, policy.composites)
+    )
+    return Policy(covered, composites, policy.lower)
 
 
 def _covered(

@@ -116,7 +116,7 @@ bool decide_alike(const RuleSet& one, const RuleSet& other) {
          std::ranges::equal(one.rules, other.rules, [](const Rule* a, const Rule* b) { return decide_alike(a, b); });
 }
 
-// Returns the set that a mark stands for. Of those that decide the same, that of the nearest module that runs.
+// Returns the set that a mark stands for: among those that decide the same, that of the nearest running module.
 const RuleSet* of_running_module(const RuleSet* marked) noexcept {
   const watch::ModuleCall* call = marked == nullptr ? nullptr : watch::innermost_module_call();
   for (; call != nullptr; call = call->outer()) {
