@@ -57,6 +57,7 @@ def printable(text: str) -> str:
 
 #: The rows of ``src/rules/decision.hpp``: the rule, whether casts are off, the finding, the meaning, and when.
 reasons: dict[str, tuple[str, bool, str, str, str]]
+precisions: tuple[str, ...]
 
 def _log_operation(representation: str, operation: str, precision: int, reason: int, casts: int) -> None:
     """For tests."""
@@ -145,14 +146,17 @@ def looks_inside() -> bool:
 def reader() -> str:
     """Returns how tensors are read: ``layout`` or ``attribute``."""
 
-def install(plan: list[tuple[Any, Any, str, Rule, Rule]], policy: object, *, within_modules: bool) -> None:
-    """Replaces what is installed: (object, what the log shows for it, operation, rule of the lists, rule while the
-    lists are suspended). With ``within_modules``, only calls inside these modules are lowered."""
+#: An object, what the log shows for it, the operation, the rule of the lists, the number of the line that made it, and
+#: the rule while the lists are suspended.
+_Planned = tuple[Any, Any, str, Rule, int, Rule]
+
+def install(plan: list[_Planned], policy: object, *, within_modules: bool) -> None:
+    """Replaces what is installed. With ``within_modules``, only calls inside these modules are lowered."""
 
 def installed_policy() -> Any:
     """Returns what ``install`` was given and ``uninstall`` has not yet taken out of torch, or None."""
 
-def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
+def observe(plan: list[_Planned], /) -> None:
     """Handles calls of these objects too, so that the watch sees them. They replace those of the previous call."""
 
 def check_modules(call_impl: Any) -> None:
@@ -325,9 +329,9 @@ def installed_count() -> int: ...
 def change_count() -> int:
     """Returns how often rules were installed in torch. It shows if a call that raised has changed anything."""
 
-def counts() -> list[tuple[str, str, str, str, int, int, int, int]]:
-    """Returns (operation, representation, precision, reason, calls, casts, bytes, casts of weights that are too small
-    to be cached) of each row."""
+def counts() -> list[tuple[str, str, str, str, int, int, int, int, int]]:
+    """Returns (operation, representation, precision, reason, number of the line that decided or 0, calls, casts, bytes,
+    casts of weights that are too small to be cached) of each row."""
 
 def reset_counts() -> None: ...
 def lower_updates() -> int:
@@ -437,14 +441,12 @@ state_without_casts: int
 def exchange_state(state: int) -> int:
     """Sets the state of this thread. Returns the previous one."""
 
-def make_region(
-    *, plan: list[tuple[Any, Any, str, Rule, Rule]], on_cpu: bool, name: str, after_tracked_cast: Any
-) -> int:
+def make_region(*, plan: list[_Planned], on_cpu: bool, name: str, after_tracked_cast: Any) -> int:
     """Returns the number of a region with these rules. Calls of what they cover are handled from then on; outside of
     regions they have no rule. ``after_tracked_cast`` is called with the result of each lowered call that autograd
     tracks."""
 
-def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]], name: str, /) -> tuple[int, bool]:
+def make_module_rules(lists: int, changes: list[_Planned], name: str, /) -> tuple[int, bool]:
     """Returns the number of a rule set: the lists with these changes. Also returns whether torch.compile can tell it
     from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
     apply them."""
@@ -466,6 +468,9 @@ class TracedCall:
     @property
     def is_outermost(self) -> bool:
         """True if what the call returns is converted."""
+
+def region_mark(number: int) -> int:
+    """Returns the number of the dtype by which torch.compile sees the region."""
 
 def region_is_put_in(number: int) -> bool:
     """True if everything that the region needs is covered."""

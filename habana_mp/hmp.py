@@ -31,8 +31,8 @@ from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.module_rules import given_rules
 from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
-from habana_mp.policy.presets import Preset, preset_named
-from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
+from habana_mp.policy.presets import AS_COMPUTED, Preset, preset_named
+from habana_mp.policy.rules import Policy, left_alone, policy_from_lists, policy_o2
 from habana_mp.recording.comparison import Difference, RecordComparison, compare
 from habana_mp.recording.record import record
 from habana_mp.reporting import counting
@@ -152,7 +152,7 @@ def convert(options: Options) -> None:
         options = replace(
             options,
             within=start.within if options.within is None else options.within,
-            results=start.results if options.results is None else options.results,
+            results=AS_COMPUTED if level == "O0" else start.results if options.results is None else options.results,
         )
         lists = {"bf16_list": options.bf16_file_path, "fp32_list": options.fp32_file_path}
         described = {
@@ -196,17 +196,18 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
     lower_path, fp32_path, preset = options.bf16_file_path, options.fp32_file_path, options.preset
     given = given_rules(options.rules, options.lower)
     exact = exact_code(options.exact)
-    if level == "O1":
-        start = preset_named("hmp-default" if preset is None else preset)
-        own = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
-        return replace(policy_from_lists(start, options.lower, own, given=given), exact=exact), start
     given_as = f"{LEVEL_VARIABLE}=O0" if level_of_environment() else f'opt_level="{level}"'
     if options.rules and level == "O0":
         warn(f"the rules are ignored: {given_as} casts nothing")
-    if lower_path or fp32_path or preset:
+    if level != "O1" and (lower_path or fp32_path or preset):
         warn(f"the lists are ignored: {given_as} does not use them")
-    policy = policy_o2(options.lower, given) if level == "O2" else Policy(lower=options.lower)
-    return replace(policy, exact=exact), Preset("", "")
+    if options.opt_level == "O2":
+        start, policy = Preset("", ""), policy_o2(options.lower, given)
+    else:
+        start = preset_named("hmp-default" if preset is None else preset)
+        own = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
+        policy = policy_from_lists(start, options.lower, own, given=given)
+    return replace(left_alone(policy) if level == "O0" else policy, exact=exact), start
 
 
 @refused_in_graphs

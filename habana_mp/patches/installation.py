@@ -18,7 +18,7 @@ from habana_mp.patches.tools.tapped_calls import can_tap
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
 from habana_mp.patches.torch.rules_in_modules import RulesInModules
-from habana_mp.policy import in_force, kept, rules
+from habana_mp.policy import kept, rules
 from habana_mp.policy.options import Options
 from habana_mp.policy.rules import Policy
 
@@ -39,6 +39,8 @@ class Installation:
         self._regions_in_torch: set[int] = set()
         #: The numbers of regions by the arguments of `autocast`, if these say everything. All of them are installed.
         self.numbers: dict[tuple[Any, ...], int] = {}
+        #: The arguments of ``convert`` and what they came to, while it is in force.
+        self.described: dict[str, Any] | None = None
         #: True if this module, and no other copy of it, made the core change torch.
         self._is_ours = False
         self._are_patches_in = False
@@ -83,7 +85,7 @@ class Installation:
                 forget_compiled_code()
                 self._rules_in_modules.forget_warnings()
                 self._follow_modules()
-                in_force.set_configuration(policy.lines, policy.module_rules, described)
+                self.described = described
                 self._exchange_composites(composites)
                 if self._observers:
                     self._observe()
@@ -232,7 +234,7 @@ class Installation:
             for composite in self._composites.values():
                 composite.uninstall()
             self._composites = {}
-            in_force.clear_configuration()
+            self.described = None
             _core.uninstall()
             self._is_ours = False
 

@@ -6,7 +6,9 @@ import errno
 import os
 import re
 import stat
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from habana_mp.common.errors import ListError, warn
@@ -31,6 +33,16 @@ EVERY = "*"
 _OTHER_ARROWS = re.compile(r"=>|-\s+>|→|⇒|--+>")
 
 
+#: The numbers of all lines that were in force, by what a report says of them: the place, and True for a shipped list.
+_numbers: defaultdict[tuple[str, bool], int] = defaultdict(count(1).__next__)
+
+
+def line_numbered(number: int) -> tuple[str | None, bool]:
+    """Returns the place of the line with this number, and True if the user wrote it. 0 stands for no line."""
+    where, shipped = list(_numbers)[number - 1] if number else (None, True)
+    return where, not shipped
+
+
 @dataclass(frozen=True)
 class Listed:
     """A name in a list, and its position."""
@@ -53,6 +65,11 @@ class Listed:
         """The line as written."""
         named = f"{self.name} {IN_MODULES} {self.pattern}" if self.pattern else self.name
         return named + FLOAT32_RESULT if self.float32_result else named
+
+    @property
+    def number(self) -> int:
+        """The number by which the rules of the core name the line."""
+        return _numbers[self.where, self.shipped]
 
     def precision(self, of_list: str) -> str:
         """Returns the precision that the line gives in the list of this precision."""

@@ -35,11 +35,6 @@ class ModuleRule(NamedTuple):
         return literals, self.listed.name != EVERY, self.source
 
 
-#: What determines the rules in a module and inside it: the operations and precisions of the lines that match, the least
-#: specific first, and how other lines may go on. Modules with the same effect need not be told apart.
-Effect = tuple[tuple[tuple[str, str], ...], frozenset[object]]
-
-
 class ModuleRules:
     """All lines of a configuration: ``rules`` hold in some modules, ``everywhere`` is what the others decide."""
 
@@ -75,12 +70,6 @@ class ModuleRules:
         """Returns the match of a module that has these paths in an outermost module of these classes."""
         return self._matcher.match(paths, class_names)
 
-    def effect_of(self, match: Match) -> Effect:
-        """Returns what the matching lines amount to."""
-        rules = (self.rules[number] for number in match.patterns)
-        ranked = sorted((one.rank, one.listed.name, one.precision) for one in rules)
-        return tuple((name, precision) for _, name, precision in ranked), match.rest
-
     def patterns_with_match(self, paths: Iterable[Path], class_names: Iterable[str]) -> set[str]:
         """Returns the patterns that match one of these paths."""
         return {self.rules[number].listed.pattern for number in self.match(paths, class_names).patterns}
@@ -97,11 +86,6 @@ class ModuleRules:
                     disputed.update(line for _, line in said)
                     first[operation] = "fp32", said[0][1]
         return first, disputed
-
-    def lines_about(self, operation: str) -> list[tuple[str, Listed]]:
-        """Returns all lines that mean an operation, and their precisions."""
-        meant = (one for one in self.rules if any(operation == name for name, _ in self._meant(one)))
-        return [(one.precision, one.listed) for one in meant]
 
     def _chosen(self, rules: Iterable[ModuleRule]) -> dict[str, tuple[str, Listed]]:
         best: dict[str, tuple[tuple[object, bool], ModuleRule]] = {}

@@ -22,7 +22,10 @@ from habana_mp.policy.names import operations_of, operations_that_compute
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.policy.presets import Preset, shipped_names
 
-Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
+#: The entry of one object in what the core installs, as ``_core.pyi`` describes it.
+Planned = tuple[Any, Any, str, _core.Rule, int, _core.Rule]
+
+Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "left", "refused"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Ruling:
     @cache  # noqa: B019  # rulings are few, and rules of the core are never freed
     def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
         """Returns the core's form, with the arguments that may be cast. ``caches_weights``: cache casts of weights."""
+        if self.action == "left":
+            return _core.Rule(action="left", why="level")
         row = ops.row_of(operation)
         # The other traits are columns of the row.
         computed = {
@@ -263,16 +268,26 @@ def changes_in_modules(policy: Policy, chosen: Decided) -> Policy:
     """Returns the rules that change where these lines are in force too."""
     if policy.rulings_with is None:
         return Policy()
-    before, after = policy.rulings, policy.rulings_with(chosen)
+    before, after, lines = policy.rulings, policy.rulings_with(chosen), {**policy.lines, **chosen}
     changed = {one for one in before.keys() | after.keys() if before.get(one) != after.get(one)}
+    changed |= {one for one in chosen.keys() & after.keys() if lines[one] != policy.lines.get(one)}
     covered, composites = _covered(after, frozenset(), changed)
-    return Policy(covered, composites)
+    return Policy(covered, composites, lines=lines)
 
 
 def without_lists(policy: Policy) -> Policy:
     """Returns the rules where no list decides."""
     covered = tuple(one._replace(listed=one.unlisted) for one in policy.covered)
     return Policy(covered, tuple(one._replace(listed=one.unlisted) for one in policy.composites))
+
+
+def left_alone(policy: Policy) -> Policy:
+    """Returns the policy of O0: calls that this one would decide are counted, and nothing is cast."""
+    covered, composites = (
+        tuple(one._replace(listed=Ruling("left"), unlisted=Ruling()) for one in these)
+        for these in (policy.covered, policy.composites)
+    )
+    return Policy(covered, composites, policy.lower)
 
 
 def _covered(
@@ -313,14 +328,14 @@ def _is_observed(operation: str) -> bool:
     return operation in observed.COUNTS or (ops.computes(operation) and not ops.gives_view(operation))
 
 
-def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+def plan_of_observed() -> list[Planned]:
     """Returns what the core handles for the watch, without a rule."""
     builtins = [(one, builtin) for one in observed_operations() for builtin in builtins_named(one)]
     builtins += [(builtin.place.rpartition(".")[2], builtin) for builtin in ops.find.makers_of_indexes()]
     return _without_rule(builtins)
 
 
-def plan_of_guarded() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+def plan_of_guarded() -> list[Planned]:
     """Returns what the core handles while the guard checks all calls: what the watch sees, and operations that write
     into their arguments."""
     seen = {one for one in observed_operations() if one not in observed.COUNTS}
@@ -328,11 +343,11 @@ def plan_of_guarded() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     return _without_rule([(one, builtin) for one in names for builtin in builtins_named(one)])
 
 
-def _without_rule(builtins: list[tuple[str, Any]]) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
-    return [(one.object, one.object, name, Ruling().rule(name), Ruling().rule(name)) for name, one in builtins]
+def _without_rule(builtins: list[tuple[str, Any]]) -> list[Planned]:
+    return [(one.object, one.object, name, Ruling().rule(name), 0, Ruling().rule(name)) for name, one in builtins]
 
 
-def plan(policy: Policy, *, caches_weights: bool = True) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+def plan(policy: Policy, *, caches_weights: bool = True) -> list[Planned]:
     """Returns what the core installs."""
     return [
         (
@@ -340,6 +355,7 @@ def plan(policy: Policy, *, caches_weights: bool = True) -> list[tuple[Any, Any,
             one.builtin.shown or one.builtin.object,
             one.operation,
             one.listed.rule(one.operation, caches_weights=caches_weights),
+            policy.lines[one.operation][1].number if one.operation in policy.lines else 0,
             one.unlisted.rule(one.operation),
         )
         for one in (*policy.covered, *policy.composites)

@@ -15,7 +15,6 @@ import torch
 from habana_mp.common import locks
 from habana_mp.common.version import __version__
 from habana_mp.patches.installation import installation
-from habana_mp.policy.in_force import configuration
 from habana_mp.policy.options import Options
 from habana_mp.policy.rules import Policy
 from habana_mp.recording.recorder import Recorder
@@ -90,7 +89,7 @@ class Record(Scope):
             "torch": torch.__version__,
             "habana_mp": __version__,
             "python": platform.python_version(),
-            "configuration": configuration(),
+            "configuration": installation.described,
         }
 
 

@@ -17,6 +17,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.paths import is_installed
 from habana_mp.common.version import __version__
+from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.torch import stepped_weights
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
@@ -24,9 +25,7 @@ from habana_mp.patches.torch.begun_backwards import lower_loss, unscaled
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
 from habana_mp.patches.torch.weight_cache import why_none_is_cached
-from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
-from habana_mp.policy.kept import are_there_kept
-from habana_mp.policy.module_rules import KEPT
+from habana_mp.policy.lists import line_numbered
 from habana_mp.reporting import guard_texts
 from habana_mp.reporting.merging import joined
 from habana_mp.reporting.records import (
@@ -35,8 +34,6 @@ from habana_mp.reporting.records import (
     Edge,
     ModuleRow,
     Row,
-    in_and_out,
-    is_by_list,
     plain_name,
     shares_of_range,
     short_path,
@@ -71,7 +68,7 @@ stopwatch = Stopwatch()
 _OF_CALLS = ("calls", "casts", "bytes", "small")
 _OF_WEIGHTS = ("hits", "refreshes", "refreshed_bytes", "refused", "products")
 
-_Counters = Counter[tuple[str, ...]]
+_Counters = Counter[tuple[Any, ...]]
 
 #: The graphs that Dynamo had compiled when the counts were reset.
 _graphs_before = [0]
@@ -93,11 +90,11 @@ def left_out() -> Iterator[None]:
 
 def _counters() -> _Counters:
     """Returns the counters of the core, which only grow, without what the report leaves out. Their names are those of
-    what is counted, with the operation, precision and reason of calls."""
+    what is counted, with the operation, precision, reason and line of calls."""
     found: _Counters = Counter()
-    for name, _, precision, reason, *amounts in _core.counts():
+    for name, _, precision, reason, line, *amounts in _core.counts():
         for what, amount in zip(_OF_CALLS, amounts, strict=True):
-            found[what, name, precision, reason] += amount
+            found[what, name, precision, reason, line] += amount
     cached = _core.weights_statistics()
     found.update({("weights", what): cached[what] for what in _OF_WEIGHTS})
     found.update({("reasons", why): times for why, times in cached["reasons"].items()})
@@ -106,17 +103,11 @@ def _counters() -> _Counters:
     return found
 
 
-def _rule_of(operation: str, precision: str, reason: str, module: str | None = None) -> tuple[str | None, bool]:
+def _rule_of(reason: str, line: int) -> tuple[str | None, bool]:
     """Returns the rule behind a reason, and whether it is the user's own line. The lists are rule 1: it returns the
-    places of their lines."""
+    place of the line."""
     rule = REASONS[reason].rule
-    if rule != "rule 1":
-        return rule, False
-    lines = lines_about(operation, in_and_out(precision, reason) if is_by_list(reason) else None, module)
-    places = " or ".join(dict.fromkeys(one.where for one in lines))
-    if not places and is_by_list(reason) and are_there_kept():
-        return KEPT.source, True
-    return places or None, any(not one.shipped for one in lines)
+    return line_numbered(line) if rule == "rule 1" else (rule, False)
 
 
 def current() -> Report:
@@ -126,7 +117,7 @@ def current() -> Report:
     on_devices = device_times.read()
     watched = [_row_of(record, on_devices.get(number)) for number, record in enumerate(records)]
     for one in records:
-        call = one["operation"], one["precision"], one["reason"]
+        call = one["operation"], one["precision"], one["reason"], one["listed"]
         counters.subtract({(what, *call): one[what] for what in _OF_CALLS})
     flows = [
         Edge(source, number, calls, casts)
@@ -145,7 +136,7 @@ def current() -> Report:
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=edges,
-        configuration=configuration(),
+        configuration=installation.described,
         seconds=stopwatch.seconds if records else None,
         environment=_environment(rows),
         ranges=shares_of_range(_core.guarded_largest()),
@@ -156,7 +147,7 @@ def current() -> Report:
 
 
 def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
-    rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"] or "")
+    rule, is_own = _rule_of(record["reason"], record["listed"])
     seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
     given = {one.name: record[one.name] for one in fields(Row) if one.name in record}
     given |= {"operation": plain_name(record["operation"]), "seconds": seconds, "cast_seconds": cast_seconds}
@@ -165,10 +156,11 @@ def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Ro
 
 def _unwatched(counters: _Counters) -> Iterator[Row]:
     """Yields rows of the calls that were counted, but not watched."""
-    for operation, precision, reason in dict.fromkeys(key[1:] for key in counters if key[0] in _OF_CALLS):
-        left: dict[str, Any] = {what: counters[what, operation, precision, reason] for what in _OF_CALLS}
+    for call in dict.fromkeys(key[1:] for key in counters if key[0] in _OF_CALLS):
+        left: dict[str, Any] = {what: counters[what, *call] for what in _OF_CALLS}
         if any(left.values()):
-            rule, is_own = _rule_of(operation, precision, reason)
+            operation, precision, reason, line = call
+            rule, is_own = _rule_of(reason, line)
             yield Row(plain_name(operation), precision, **left, reason=reason, rule=rule, is_own=is_own)
 
 
@@ -220,7 +212,6 @@ def reset() -> None:
     guard_texts.named.clear()
     _core.weights_reset_statistics()
     stopwatch.reset()
-    forget_earlier_lists()
     forget_places()
     stepped_weights.forget()
     lower_loss.clear()

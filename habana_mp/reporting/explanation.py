@@ -146,7 +146,7 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
 def _policy_here() -> Policy | None:
     region = _core.current_region()
     policy = installation.policy_of_region(region) if region else installation.policy
-    return policy if policy is not None and policy.covered else None
+    return policy if policy is not None and any(one.listed.action != "left" for one in policy.covered) else None
 
 
 #: The paths of a module in an outermost module, and the names of that one's class.

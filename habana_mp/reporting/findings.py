@@ -67,15 +67,16 @@ class _Part:
         self.seconds = sum(row.seconds or 0.0 for row in rows)
         self.casting = sum(row.cast_seconds or 0.0 for row in rows)
         whole, self.of_time = report.size
-        #: Their time if that of the report is known, or else their calls; and its share of the whole.
+        #: Their time if that of the report is known, or else their calls; and its share of all rows, which are not all
+        #: that ran: no text has it.
         self.size = self.seconds if self.of_time else float(self.calls)
         self.share = self.size / whole if whole else 0.0
         self.counted = counted(self.calls, "call")
 
     @property
     def weight(self) -> str:
-        """The number of calls, and their share of all time."""
-        return self.counted + (f", {_percent(self.share)} of all time" if self.of_time and self.share >= 0.01 else "")
+        """The number of calls, and their time if it is a hundredth of that of all rows."""
+        return self.counted + (f", {_time(self.size)}" if self.of_time and self.share >= 0.01 else "")
 
 
 def _grouped(report: Records, numbers: Iterable[int], key: Callable[[Row], object]) -> list[_Part]:
@@ -133,8 +134,8 @@ def _time(seconds: float) -> str:
 
 
 def _share(report: Records, findings: tuple[Finding, ...]) -> str:
-    """Returns the line about products, and about the share of each precision: of the time, or of the calls if no time
-    was taken. Steps of optimizers are no part of it."""
+    """Returns the line about products, and about the calls in each precision and their time. It has no shares: calls in
+    float32 that no list and no rule decides have no row. Steps of optimizers are no part of it."""
     main = _Part(report, report.main_rows)
     if not main.rows and (_is_compiled(report) or report.environment.get("compiled_before")):
         return f"No call was counted{_COMPILED}"
@@ -143,18 +144,16 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     products, is_compiled = _of_products(report), _is_compiled(report)
     if products and not main.of_time and is_compiled:  # most calls are those of the compiler
         return f"{products}{_COMPILED}"
-    of_each = {one: _Part(report, [row for row in main.rows if row.precision == one]) for one in PRECISIONS}
-    (first, share), *others = [(one, _percent(part.share)) for one, part in of_each.items() if part.rows]
-    calls = "calls that a list or a rule decides" if report.detail == "operations" else "calls"
-    verb, what = ("took", "operations' time") if main.of_time else ("had", calls)
-    more = "".join(f", {'calls left alone' if one == 'unchanged' else one} {its}" for one, its in others)
-    time = f", {_time(main.size)}" if main.of_time else ""
+    present = sorted({row.precision for row in main.rows}, key=PRECISIONS.index)
+    of_each = [(one, _Part(report, [row for row in main.rows if row.precision == one])) for one in present]
+    texts = [
+        f"{'left alone' if one == 'unchanged' else one}: {its.counted}{f' ({_time(its.size)})' if its.of_time else ''}"
+        for one, its in of_each
+    ]
     steps = sum(row.calls for row in report.rows) - main.calls
-    left_out = f"; not counted: {counted(steps, 'call')} in optimizers' steps" if steps else ""
-    return (
-        f"{products}{'. ' if products else ''}{first} {verb} {share} of the {what}{more} "
-        f"({main.counted}{time}{left_out}{_both_ways(main.rows)}){_COMPILED if is_compiled else ''}"
-    )
+    texts += [f"not counted: {counted(steps, 'call')} in optimizers' steps"] if steps else []
+    more = _both_ways(main.rows) + (_COMPILED if is_compiled else "")
+    return f"{products}{'. ' if products else ''}{', '.join(texts)}{more}"
 
 
 def _both_ways(rows: Sequence[Row]) -> str:
@@ -266,7 +265,7 @@ def _off(report: Records) -> Iterator[str]:
 
 
 def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]:
-    """Yields a line about the three largest shares in float32 that are in no finding."""
+    """Yields a line about what cost most in float32 and is in no finding."""
     if not report.size[1] and _is_compiled(report):
         return
     found = {number for finding in findings for number in finding.rows}
@@ -274,17 +273,18 @@ def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]
     left = [number for number in inside if number not in found]
     # Outside of modules, one line may be a whole step of an optimizer.
     groups = _grouped(report, left, lambda row: (not row.module and row.place) or (row.operation, _because(row)))
-    parts = [_part_in_float32(one.rows, _percent(one.share)) for one in groups[:3] if one.share >= 0.01]
+    parts = [_part_in_float32(one) for one in groups[:3] if one.share >= 0.01]
     if parts:
         yield f"In float32: {'; '.join(parts)}"
 
 
-def _part_in_float32(rows: Sequence[Row], share: str) -> str:
+def _part_in_float32(part: _Part) -> str:
+    rows, size = part.rows, _time(part.size) if part.of_time else part.counted
     names = list(dict.fromkeys(row.operation for row in rows))
     if len(names) == 1:
-        return f"{names[0]}{_backward(rows[0])} {share} ({_because(rows[0])}{_place(rows, ', ')})"
+        return f"{names[0]}{_backward(rows[0])} {size} ({_because(rows[0])}{_place(rows, ', ')})"
     named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
-    return f"{counted(len(names), 'operation')} of {rows[0].place} {share} ({named})"
+    return f"{counted(len(names), 'operation')} of {rows[0].place} {size} ({named})"
 
 
 def _dearest_casts(report: Records) -> Iterator[str]:
@@ -292,9 +292,8 @@ def _dearest_casts(report: Records) -> Iterator[str]:
     main = _Part(report, report.main_rows)
     if not main.seconds or not main.casting or any(row.phase == "traced" for row in main.rows):
         return
-    share, number = main.casting / main.seconds, sum(row.casts for row in main.rows)
-    line = f"Casts took {_percent(share)} of the time ({counted(number, 'cast')})"
-    if share >= 0.01:
+    line = f"Casts took {_time(main.casting)} ({counted(sum(row.casts for row in main.rows), 'cast')})"
+    if main.casting >= 0.01 * main.seconds:
         row = max(main.rows, key=lambda one: one.cast_seconds or 0.0)
         seconds = row.cast_seconds or 0.0
         size = f"{row.bytes / 1e6:.1f} MB" if row.bytes >= 1e6 else f"{row.bytes / 1e3:.1f} kB"

@@ -13,8 +13,9 @@ from habana_mp.policy.module_rules import KEPT
 from habana_mp.policy.options import Detail
 from habana_mp.policy.precisions import FLOAT32_RESULT
 
-#: The precisions of calls, in the order of the report. ``unchanged`` stands for calls that were left alone.
-PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
+#: The precisions of calls, in the order of the report. ``unchanged`` stands for calls that were left alone, and those
+#: after it are dtypes that calls were given.
+PRECISIONS = _core.precisions
 
 
 @dataclass(frozen=True)

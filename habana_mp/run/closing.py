@@ -97,20 +97,22 @@ def ran_lower(report: Report) -> bool:
 
 
 def line(report: Report, *, by_script: bool) -> str:
-    """Returns one line: the calls by precision, the share of the time in a lower precision, and the largest cost."""
+    """Returns one line: the calls by precision, the time in a lower precision, and the largest cost."""
     calls: Counter[str] = Counter()
     for row in report.main_rows:
         calls[row.precision] += row.calls
+    if (report.configuration or {}).get("opt_level") == "O0":
+        return 'opt_level="O0" casts nothing'
     if not calls:
         if report.configuration is not None:
-            is_off = report.configuration.get("opt_level") == "O0"
-            return 'opt_level="O0" casts nothing' if is_off else "no covered operation was called"
+            return "no covered operation was called"
         return "the script asked for no mixed precision" if by_script else "`hmp.convert` was not called"
-    parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in PRECISIONS if one in calls)]
+    present = sorted(calls, key=PRECISIONS.index)
+    parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in present)]
     seconds = sum(row.seconds or 0.0 for row in report.main_rows)
     if seconds:
         lower = sum(row.seconds or 0.0 for row in report.main_rows if row.is_lower)
-        parts.append(f"{lower / seconds:.0%} of their time in lower precision")
+        parts.append(f"{lower:.3g} s in lower precision")
     costs: dict[tuple[str, str], float] = {}
     for row in report:
         key = row.operation, row.precision

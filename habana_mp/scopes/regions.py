@@ -24,7 +24,7 @@ from habana_mp.policy.module_rules import ModuleRule, given_rules
 from habana_mp.policy.options import level_of_environment
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 from habana_mp.policy.presets import preset_named
-from habana_mp.policy.rules import OwnLists, Policy, policy_from_lists
+from habana_mp.policy.rules import OwnLists, Policy, left_alone, policy_from_lists
 from habana_mp.scopes.disable import CastsOff, disable_casts
 from habana_mp.scopes.scope import Scope
 
@@ -78,6 +78,8 @@ class _Request:
     own: OwnLists
     caches_weights: bool
     given: tuple[ModuleRule, ...] = ()
+    #: False where the environment switches all casts off.
+    casts: bool = True
 
 
 #: The request of each region, by its number.
@@ -228,7 +230,7 @@ def _in_graph(number: int) -> AbstractContextManager[Any]:
     """Returns a context manager that torch.compile supports and that has the region's effect."""
     if number == _NOTHING:
         return nullcontext()
-    return disable_casts() if number == _NO_CASTS else as_autocast(_ready(number))
+    return disable_casts() if number == _NO_CASTS else as_autocast(_core.region_mark(_ready(number)))
 
 
 @constant_in_graph
@@ -303,11 +305,10 @@ def _find_number(asked: _Asked, own: OwnLists, rules: Mapping[str, str | torch.d
             _from_environment(*_LOWER_LIST) if lower is None else lower,
             _from_environment(*_FP32_LIST) if fp32 is None else fp32,
         )
-    if level_of_environment() is not None:
-        return _NO_CASTS
     caches_weights = cache_enabled is None or bool(cache_enabled)
     of_region = given_rules(rules, PRECISIONS[dtype])
-    return _ready(_made(_Request(device_type, dtype, name, own, caches_weights, of_region)))
+    casts = level_of_environment() is None
+    return _ready(_made(_Request(device_type, dtype, name, own, caches_weights, of_region, casts)))
 
 
 # torch.compile does not trace these methods of a region that was created outside of compiled code.
@@ -338,11 +339,13 @@ def _made(request: _Request) -> int:
     lists = preset_named(request.preset)
     policy = policy_from_lists(lists, precision, request.own, given=request.given, refused=refused)
     number = installation.make_region(
-        policy,
+        policy if request.casts else left_alone(policy),
         on_cpu=request.device_type == "cpu",
         caches_weights=request.caches_weights,
         name=f"{request.preset} in {precision} on {request.device_type}{_with_rules(policy)}",
-        after_tracked=_refuse_backward if in_float16 and request.preset in _INFERENCE_IN_FLOAT16 else None,
+        after_tracked=_refuse_backward
+        if request.casts and in_float16 and request.preset in _INFERENCE_IN_FLOAT16
+        else None,
     )
     _requests[number] = request
     return number

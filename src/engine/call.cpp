@@ -69,7 +69,7 @@ bool has_more_memory(const Facts& facts) {
     Owned again = try_again(rules::next_try(facts.rule, failure, facts), failure, facts);
     return counted_if_failed(std::move(again), facts, plan.decision, attempt.context);
   }
-  if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
+  if (attempt.scalar_changed) plan.decision = {plan.decision.precision, Reason::scalar};
   report(facts.target, plan.decision, attempt.context);
   return remember_if_lowered(facts, plan, attempt.context, result.get()) ? result.release() : nullptr;
 }
@@ -114,7 +114,8 @@ Decision decision_to_report(Decision decision) {
     return decision;
   const std::optional<Reason> against = reason_against_casts(thread_state);
   const bool is_told = against && (*against == Reason::optimizer_step || decision.reason == Reason::outside);
-  return is_told ? Decision{Precision::unchanged, *against} : decision;
+  const bool is_given = decision.reason == Reason::explicit_dtype || decision.reason == Reason::explicit_out;
+  return is_told ? Decision{is_given ? decision.precision : Precision::unchanged, *against} : decision;
 }
 
 }  // namespace
@@ -156,18 +157,22 @@ Decision decision_to_report(Decision decision) {
 }
 
 // Counts a call, also one that failed, and returns `result`.
-static PyObject* counted_as_protected(Target& target, PyObject* result) {
-  count(target, protected_call, {});
-  return result;
+static PyObject* counted_as_protected(Target& target, const Arguments& arguments, PyObject* result) {
+  Owned counted(result);
+  const HeldError held;
+  count(target, protected_call(arguments), {});
+  return counted.release();
 }
 
 // Answers a call in a region of torch.autocast(enabled=False).
 [[gnu::noinline]] PyObject* answer_protected(Target& target, const Arguments& arguments) {
   const Rule& rule = *target.unlisted;
-  if (rule.action == Action::none) return counted_as_protected(target, call_original(target, arguments));
+  if (rule.action == Action::none) return counted_as_protected(target, arguments, call_original(target, arguments));
   Reading reading(arguments.count());
   const Facts facts{{target, rule, arguments, reading}};
-  if (!rules::may_repeat(rule, facts)) return counted_as_protected(target, call_original(target, arguments));
+  if (!rules::may_repeat(rule, facts)) {
+    return counted_as_protected(target, arguments, call_original(target, arguments));
+  }
   if (rule.is_product) {
     read(rule, arguments, reading);
     const Plan plan = rules::decide_protected(rule, reading, facts);
@@ -175,7 +180,7 @@ static PyObject* counted_as_protected(Target& target, PyObject* result) {
     if (plan.way != Way::as_written) return call_otherwise(facts, plan);
   }
   PyObject* result = call_original(target, arguments);
-  if (result != nullptr) return counted_as_protected(target, result);
+  if (result != nullptr) return counted_as_protected(target, arguments, result);
   bool holds_lower = false;
   {
     const HeldError held;
@@ -183,7 +188,7 @@ static PyObject* counted_as_protected(Target& target, PyObject* result) {
     holds_lower = rules::draft_protected(rule, reading, facts).to == Kind::f32;
   }
   Owned last = try_plain_again(holds_lower, facts);
-  if (!last) count(target, protected_call, {});
+  if (!last) return counted_as_protected(target, arguments, nullptr);
   return last.release();
 }
 

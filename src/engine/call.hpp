@@ -1,7 +1,7 @@
 // The steps of one call: choose the rule, read the arguments, decide, make the casts, call the original, count, log.
 #pragma once
 
-#include "engine/arguments.hpp"
+#include "engine/reading.hpp"
 #include "engine/state.hpp"
 #include "engine/target.hpp"
 
@@ -20,7 +20,9 @@ PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key);
 
 // The decision about a call in a region of torch.autocast(enabled=False). It is counted but not logged, as under
 // disable_casts: the model itself disables autocast there.
-inline constexpr Decision protected_call{Precision::unchanged, Reason::autocast_off};
+inline Decision protected_call(const Arguments& arguments) {
+  return {given_precision(arguments), Reason::autocast_off};
+}
 
 // Returns the rule that the lists have for a target: those of the innermost region, or convert's. A user-defined
 // function has its own rule.

@@ -1,8 +1,11 @@
 #include "engine/reading.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "errors.hpp"
+#include "host/frames.hpp"
 #include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
@@ -18,6 +21,22 @@ struct Names {
 const Names& names() {
   static const Names interned;
   return interned;
+}
+
+// Returns the precision of an argument `dtype`. Torch also takes Python's types for it.
+Precision precision_of_dtype(PyObject* dtype) {
+  const Kind kind = host::kind_of_dtype(dtype);
+  if (is_floating(kind)) return rules::precision_of(kind);
+  const Owned text(PyObject_Str(dtype));
+  if (!text) clear_error();
+  std::string name = text ? host::bytes_of(text.get()) : "";
+  name = dtype == reinterpret_cast<PyObject*>(&PyFloat_Type)  ? "float64"
+         : dtype == reinterpret_cast<PyObject*>(&PyLong_Type) ? "int64"
+         : dtype == reinterpret_cast<PyObject*>(&PyBool_Type) ? "bool"
+                                                              : name.substr(name.find('.') + 1);
+  const auto found = std::ranges::find(rules::precisions, name);
+  const bool is_known = found != rules::precisions.end();
+  return is_known ? static_cast<Precision>(found - rules::precisions.begin()) : Precision::another;
 }
 
 // Calls `note` with each item of a list or tuple, and of those inside it, and with the item's kind. Stops at the first
@@ -51,6 +70,7 @@ void for_each_in_sequence(const Rule& rule, PyObject* sequence, int depth, const
   }
   if (kind == Kind::dtype) {
     reading.explicit_dtype = true;
+    reading.given = precision_of_dtype(value);
   } else {
     reading.present.note(kind);
   }
@@ -83,6 +103,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
       // never cast, and without effect on the decision
     } else if (same_name(name, names().dtype)) {
       reading.explicit_dtype = true;
+      reading.given = precision_of_dtype(value);
     } else {
       kind = read_one(rule, value, reading);
       const bool is_first = arguments.positional == 0 && is_floating(kind) &&
@@ -94,6 +115,12 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
     const Py_ssize_t target = place_of_target(rule, arguments);
     if (target >= 0) reading.target = reading.kinds[target];
   }
+}
+
+Precision given_precision(const Arguments& arguments) {
+  Reading reading(arguments.count());
+  read(no_rule, arguments, reading);
+  return reading.given;
 }
 
 std::optional<rules::Present> Call::inputs_with_dimensions() const {

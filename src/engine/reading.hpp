@@ -37,6 +37,9 @@ struct Call {
 
 void read(const Rule& rule, const Arguments& arguments, Reading& reading);
 
+// Returns the precision of the dtype that the call is given, or `unchanged` if it is given none.
+Precision given_precision(const Arguments& arguments);
+
 // Excludes tensors without dimensions from the casts. `reading` is that of the call.
 void leave_out_numbers(const Call& call, Reading& reading);
 

@@ -13,6 +13,7 @@
 #include "host/thread_flag.hpp"
 #include "log/log.hpp"
 #include "owned.hpp"
+#include "watch/modules.hpp"
 
 namespace habana_mp::engine {
 
@@ -93,6 +94,40 @@ void write_region_dtype(std::uint64_t to) noexcept {
 
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
+// The number of the next set that has no mark of its own; those with one have smaller numbers.
+std::uint32_t next_number = 1024;
+
+const RuleSet* shown(const RuleSet* set) noexcept {
+  return set != nullptr && set->shown_as != nullptr ? set->shown_as : set;
+}
+
+// True if the two decide the same, perhaps by other lines.
+bool decide_alike(const Rule* one, const Rule* other) {
+  if (one == other) return true;
+  if (one == nullptr || other == nullptr || !decide_alike(one->rule_for_lowered, other->rule_for_lowered)) return false;
+  Rule same = *one;
+  same.line = other->line;
+  same.rule_for_lowered = other->rule_for_lowered;
+  return same == *other;
+}
+bool decide_alike(const RuleSet& one, const RuleSet& other) {
+  return one.is_in_modules == other.is_in_modules && one.base == other.base && one.device == other.device &&
+         one.name == other.name && one.after_tracked_cast == other.after_tracked_cast &&
+         std::ranges::equal(one.rules, other.rules, [](const Rule* a, const Rule* b) { return decide_alike(a, b); });
+}
+
+// Returns the set that a mark stands for: among those that decide the same, that of the nearest running module.
+const RuleSet* of_running_module(const RuleSet* marked) noexcept {
+  const watch::ModuleCall* call = marked == nullptr ? nullptr : watch::innermost_module_call();
+  for (; call != nullptr; call = call->outer()) {
+    if (!call->module) continue;
+    for (const watch::FoundRules& one : call->module->rules) {
+      if (shown(one.rules) == marked) return one.rules;
+    }
+  }
+  return marked;
+}
+
 // Returns the number of the region dtype that shows this set. A set without one is shown as no region; torch.compile
 // then compiles nothing (habana_mp/patches/torch/rules_in_modules.py).
 std::uint64_t mark_of(const RuleSet* set) noexcept { return set == nullptr ? 0 : set->mark; }
@@ -104,7 +139,7 @@ std::uint64_t mark_of(const RuleSet* set, bool lists_suspended, bool until_track
   const std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
   for (std::size_t number = 0; number < all.size(); ++number) {
     const MeaningOfDtype& meaning = all[number];
-    if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == set) return number;
+    if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == shown(set)) return number;
   }
   return mark_of(set);
 }
@@ -152,13 +187,16 @@ static RuleSet* numbered(RuleSet&& content) {
 
 RuleSet* intern_rule_set(RuleSet&& content) {
   for (RuleSet& known : *sets) {
-    if (&known != of_modules && !known.is_in_modules && known.rules == content.rules &&
-        known.device == content.device && known.name == content.name &&
-        known.after_tracked_cast == content.after_tracked_cast) {
-      return &known;
-    }
+    if (&known == of_modules || !decide_alike(known, content)) continue;
+    if (known.rules == content.rules) return &known;
+    content.shown_as = shown(&known);
   }
-  return numbered(std::move(content));
+  if (content.shown_as == nullptr) return numbered(std::move(content));
+  content.mark = content.shown_as->mark;
+  content.number = next_number;
+  RuleSet* made = &sets->emplace_back(std::move(content));
+  ++next_number;
+  return made;
 }
 
 RuleSet* rule_set_of_modules() {
@@ -169,21 +207,27 @@ RuleSet* rule_set_of_modules() {
   return of_modules = numbered(std::move(content));
 }
 
+bool region_casts() noexcept { return thread_state.region != nullptr && thread_state.region->casts; }
+
 RuleSet* known_rule_set_of_modules() noexcept { return of_modules; }
 
 bool is_of_modules(const RuleSet* set) noexcept { return set != nullptr && base_of(set) == of_modules; }
 
 namespace {
 
-// The number of the first set for rules in modules. A set of a region has the number of its mark, which is smaller.
-constexpr std::uint32_t first_in_modules = 1024;
-std::uint32_t next_in_modules = first_in_modules;
-
 // Marks that are left for regions.
 constexpr std::size_t left_for_regions = 4;
 
 // Gives the set a mark, if one is left.
 void mark(RuleSet& set) {
+  const auto alike = std::ranges::find_if(*sets, [&](const RuleSet& one) {
+    return one.is_in_modules && one.mark != 0 && one.shown_as == nullptr && decide_alike(one, set);
+  });
+  if (alike != sets->end()) {
+    set.mark = alike->mark;
+    set.shown_as = &*alike;
+    return;
+  }
   std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
   auto free = std::find_if(all.begin() + 1, all.end(), [](const MeaningOfDtype& one) { return one.set == nullptr; });
   if (free == all.end()) {
@@ -201,15 +245,13 @@ void mark(RuleSet& set) {
 
 RuleSet* module_rule_set(RuleSet&& content) {
   content.is_in_modules = true;
-  const auto known = std::find_if(sets->begin(), sets->end(), [&](const RuleSet& one) {
-    return one.is_in_modules && one.base == content.base && one.device == content.device && one.name == content.name &&
-           one.after_tracked_cast == content.after_tracked_cast && one.rules == content.rules;
-  });
+  const auto known = std::ranges::find_if(
+      *sets, [&](const RuleSet& one) { return one.rules == content.rules && decide_alike(one, content); });
   RuleSet* set = known != sets->end() ? &*known : nullptr;
   if (set == nullptr) {
-    content.number = next_in_modules;
+    content.number = next_number;
     set = &sets->emplace_back(std::move(content));
-    ++next_in_modules;
+    ++next_number;
   } else {
     set->covered = std::move(content.covered);
   }
@@ -222,7 +264,9 @@ void free_marks_in_modules() noexcept {
     if (one.set != nullptr && one.set->is_in_modules) one = {};
   }
   for (RuleSet& set : *sets) {
-    if (set.is_in_modules) set.mark = 0;
+    if (!set.is_in_modules) continue;
+    set.mark = 0;
+    set.shown_as = nullptr;
   }
 }
 
@@ -236,7 +280,7 @@ std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
   const std::uint64_t known = mark_of(set, true, until_tracking);
   if (known != mark_of(set)) return known;
   if (!may_tell_more()) return std::nullopt;
-  meanings_of_dtypes().push_back({set, true, until_tracking});
+  meanings_of_dtypes().push_back({shown(set), true, until_tracking});
   return meanings_of_dtypes().size() - 1;
 }
 
@@ -354,7 +398,7 @@ void region_dtype_was_set(PyObject* dtype) noexcept {
     if (PyTuple_GET_ITEM(region_device.dtypes, number) != dtype) continue;
     const bool is_known = static_cast<std::size_t>(number) < meanings_of_dtypes().size();
     const MeaningOfDtype meaning = is_known ? meanings_of_dtypes()[static_cast<std::size_t>(number)] : MeaningOfDtype{};
-    thread_state.region = meaning.set;
+    thread_state.region = of_running_module(meaning.set);
     thread_state.lists_suspended = meaning.lists_suspended;
     thread_state.suspended_until_tracking = meaning.until_tracking;
     CastState& entering = thread_state.entering = current_state();

@@ -26,14 +26,16 @@ struct RuleSet {
   Device device = Device::cpu;
   PyObject* after_tracked_cast = nullptr;  // called with the result of a lowered call that autograd tracks, or null
   std::string name;                        // for the log
+  bool casts = true;                       // false: these are rules of opt_level="O0"
 
   // For the rules in some module (modules.hpp): the set whose lists they change, or null for convert's.
   bool is_in_modules = false;
   const RuleSet* base = nullptr;
 
-  std::uint32_t number = 0;        // from 1 on; never reused
-  std::uint16_t mark = 0;          // the number of the region dtype by which torch.compile sees it; 0 if there is none
-  std::uint32_t installation = 0;  // the installation under which its targets were last patched
+  std::uint32_t number = 0;  // from 1 on; never reused
+  std::uint16_t mark = 0;    // the number of the region dtype by which torch.compile sees it; 0 if there is none
+  const RuleSet* shown_as = nullptr;  // the set of the same mark that decides the same by other lines, if there is one
+  std::uint32_t installation = 0;     // the installation under which its targets were last patched
   struct Covered {
     Target* target;
     const Rule* unlisted;
@@ -41,8 +43,8 @@ struct RuleSet {
   std::vector<Covered> covered;
 };
 
-// Returns the set with this content; makes and numbers it if it is new. Null with a Python exception set if there are
-// too many sets.
+// Returns the set with this content; makes and numbers it if it is new. It gets the mark of one that decides the same.
+// Null with a Python exception set if there are too many sets.
 RuleSet* intern_rule_set(RuleSet&& content);
 RuleSet* rule_set(std::uint64_t number) noexcept;  // null if there is no such set
 

@@ -7,9 +7,8 @@
 
 namespace habana_mp::engine {
 
-inline void count(Target& target, Decision decision, const CastContext& context) noexcept {
-  Count& counter =
-      target.counts[static_cast<std::size_t>(decision.precision)][static_cast<std::size_t>(decision.reason)];
+inline void count(Target& target, Decision decision, const CastContext& context) {
+  Count& counter = count_of(target, decision);
   ++counter.calls;
   counter.casts += context.casts - context.cached;
   counter.bytes += context.made.bytes;

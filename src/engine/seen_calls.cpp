@@ -62,13 +62,13 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Argumen
 PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   return watched(target, arguments, [&](const watch::Call& call) {
     PyObject* result = answer_protected(target, arguments);
-    if (!call.is_recorded()) notify_watch(target, protected_call);
+    if (!call.is_recorded()) notify_watch(target, protected_call(arguments));
     return result;
   });
 }
 
 // Records a call of an operation without a rule if its first floating tensor is in a lower precision: its result then
-// is too.
+// is too, unless the call gives it a dtype. If that is a lower one, the call is recorded too.
 PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   Kind kind = Kind::other;
   is_any_tensor(arguments, [&kind](PyObject*, Kind of_value) {
@@ -77,7 +77,11 @@ PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   });
   const Reading reading(arguments.count());
   const Facts facts{{target, no_rule, arguments, reading}};
-  if (!is_lower(kind) || rules::is_left_alone(facts)) return call_original(target, arguments);
+  const Precision given = given_precision(arguments);
+  const bool is_recorded =
+      is_lower(kind) || (is_floating(kind) && (given == Precision::bf16 || given == Precision::fp16));
+  if (!is_recorded || rules::is_left_alone(facts)) return call_original(target, arguments);
+  if (given != Precision::unchanged) return watched_as_written(target, arguments, {given, Reason::given_dtype});
   const bool is_listed = thread_state.lists_suspended && rule_of_lists(target).action != Action::none;
   const Reason reason = is_listed ? Reason::suspended : Reason::unlisted;
   return watched_as_written(target, arguments, {rules::precision_of(kind), reason});
@@ -85,9 +89,11 @@ PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
 
 // Counts a call under disable_casts. Without the watch such calls are not counted, and so cost nothing.
 PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
-  const bool has_rule = rule_of_lists(target).action != Action::none || target.unlisted->action != Action::none;
-  if (!has_rule || (!policy_is_installed && thread_state.region == nullptr)) return call_original(target, arguments);
-  return watched_as_written(target, arguments, {Precision::unchanged, Reason::disabled});
+  const bool has_lists = policy_is_installed || thread_state.region != nullptr;
+  const bool has_rule =
+      rule_of_lists(target).action != Action::none || (has_lists && target.unlisted->action != Action::none);
+  if (!has_rule) return call_original(target, arguments);
+  return watched_as_written(target, arguments, {given_precision(arguments), Reason::disabled});
 }
 
 Owned cast_timed(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {
@@ -248,7 +254,7 @@ template <Answer plain, Answer watched, Reason reason>
 PyObject* answer_seen(Target& target, const Arguments& arguments) {
   if (is_passed()) [[likely]]
     return plain(target, arguments);
-  return seen(target, arguments, Decision{Precision::unchanged, reason},
+  return seen(target, arguments, Decision{given_precision(arguments), reason},
               [&] { return is_watched ? watched(target, arguments) : plain(target, arguments); });
 }
 

@@ -159,6 +159,11 @@ void hook_what_is_needed(const host::TensorClasses& classes) {
   }
 }
 
+// False if these are rules of opt_level="O0", or none.
+bool may_cast(const std::vector<CoveredObject>& entries) {
+  return !entries.empty() && entries.front().listed->action != Action::left;
+}
+
 // Returns the rules of a set, or for null those of convert's lists, for changes.
 RuleSet rules_based_on(const RuleSet* set, const std::string& name) {
   RuleSet content;
@@ -171,6 +176,7 @@ RuleSet rules_based_on(const RuleSet* set, const std::string& name) {
   content.device = set == nullptr ? RuleSet::Device::any : set->device;
   content.after_tracked_cast = set == nullptr ? nullptr : set->after_tracked_cast;
   content.base = base_of(set);
+  content.casts = set == nullptr ? policy_is_installed : set->casts;
   content.name = name;
   return content;
 }
@@ -194,6 +200,7 @@ bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* 
   if (!find_targets(entries, found)) return false;
   RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
   if (within_modules && of_modules == nullptr) return false;
+  const bool casts = may_cast(entries);
   std::vector<const Rule*> listed;  // outside of modules
   listed.reserve(entries.size());
   for (const CoveredObject& one : entries) {
@@ -204,7 +211,10 @@ bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* 
   weights::tap_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
   ++changes;
-  if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
+  if (of_modules != nullptr) {
+    of_modules->rules.fill(&no_rule);
+    of_modules->casts = casts;
+  }
   free_marks_in_modules();
   for (std::size_t i = 0; i < target_count; ++i) {
     targets[i]->in_policy = false;
@@ -220,7 +230,7 @@ bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* 
     target.counts_no_version = target.unlisted->counts_no_version || target.is_writer;
   }
   hook_what_is_needed(*classes);
-  policy_is_installed = !entries.empty();
+  policy_is_installed = casts;
   const Owned former = std::exchange(*policy_in_torch, Owned::borrowed(policy));
   return true;
 }
@@ -241,6 +251,7 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
   content.device = device;
   content.after_tracked_cast = after_tracked_cast;
   content.name = name;
+  content.casts = may_cast(entries);
   RuleSet* set = add_rules(entries, content) ? intern_rule_set(std::move(content)) : nullptr;
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }

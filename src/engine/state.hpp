@@ -96,11 +96,10 @@ std::uint32_t installation_number() noexcept;
 // Takes back what regions have set. Their ends then have no effect.
 void forget_regions() noexcept;
 
-// True if convert's policy is installed. Its lists apply outside of regions.
+// True if convert's policy is installed, and may cast. Its lists apply outside of regions.
 extern bool policy_is_installed;
-inline bool lists_apply_here() {
-  return !casts_are_disabled() && (policy_is_installed || thread_state.region != nullptr);
-}
+bool region_casts() noexcept;  // true in a region whose lists may cast
+inline bool lists_apply_here() { return !casts_are_disabled() && (policy_is_installed || region_casts()); }
 
 // Set when the parts of torch.distributed are imported that handle parameters and gradients in Python.
 extern bool distributed_is_imported;

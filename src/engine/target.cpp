@@ -22,7 +22,8 @@ NeverDestroyed<std::unordered_map<PyObject*, Target*>> by_object;
 // Those of Python functions. One without an object has the counts of functions that no longer exist.
 NeverDestroyed<std::vector<Target*>> functions;
 
-NeverDestroyed<std::deque<Rule>> rules;  // its elements never move; a few dozen are enough for every policy
+// By their line. The elements never move; a few dozen are enough for every policy.
+NeverDestroyed<std::unordered_map<std::uint32_t, std::deque<Rule>>> rules;
 
 std::unique_ptr<Target> make(PyObject* object, PyObject* shown, const std::string& operation) {
   const Owned text(PyObject_Repr(shown));
@@ -35,13 +36,27 @@ std::unique_ptr<Target> make(PyObject* object, PyObject* shown, const std::strin
   return target;
 }
 
+// Calls `use` with each decision that was counted, and its count.
+template <typename Use>
+void for_each_count(Target& target, const Use& use) {
+  for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
+    for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
+      const auto why = static_cast<Reason>(reason);
+      const Decision decision{static_cast<Precision>(precision), why, rules::has_line(why) ? target.line : 0};
+      use(decision, target.counts[precision][reason]);
+    }
+  }
+  for (auto& [decision, count] : target.other_counts) use(decision, count);
+}
+
 }  // namespace
 
 const Rule* intern(const Rule& rule) {
-  for (const Rule& known : *rules) {
+  std::deque<Rule>& of_line = (*rules)[rule.line];
+  for (const Rule& known : of_line) {
     if (known == rule) return &known;
   }
-  return &rules->emplace_back(rule);
+  return &of_line.emplace_back(rule);
 }
 
 Rule without_lowering(const Rule& listed, const Rule& unlisted) {
@@ -56,6 +71,16 @@ Rule without_lowering(const Rule& listed, const Rule& unlisted) {
   Rule made;
   made.rule_for_lowered = intern(rule);
   return made;
+}
+
+Count& other_count(Target& target, Decision decision) {
+  if (target.line == 0 && decision.line != 0) {
+    target.line = decision.line;
+    return count_of(target, decision);
+  }
+  const auto found = std::ranges::find(target.other_counts, decision, [](const auto& one) { return one.first; });
+  return found != target.other_counts.end() ? found->second
+                                            : target.other_counts.emplace_back(decision, Count{}).second;
 }
 
 Target* find_target(PyObject* object) noexcept {
@@ -104,10 +129,9 @@ void drop_function_target(Target* target) noexcept {
     return other != target && !other->object && other->operation == target->operation;
   });
   if (kept == functions->end()) return;
-  for (std::size_t precision = 0; precision < target->counts.size(); ++precision) {
-    for (std::size_t reason = 0; reason < target->counts[precision].size(); ++reason) {
-      (*kept)->counts[precision][reason] += target->counts[precision][reason];
-    }
+  try {
+    for_each_count(*target, [&](Decision decision, const Count& count) { count_of(**kept, decision) += count; });
+  } catch (const std::bad_alloc&) {  // without memory, counts of other dtypes are lost
   }
   std::erase(*functions, target);
   delete target;
@@ -115,23 +139,24 @@ void drop_function_target(Target* target) noexcept {
 
 std::vector<Counted> counts() {
   std::vector<Counted> all;
-  const auto add = [&all](const Target& target) {
-    for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
-      for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
-        const Count& count = target.counts[precision][reason];
-        const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-        if (count.calls != 0) all.push_back({target.operation, target.representation, decision, count});
-      }
-    }
+  const auto add = [&all](Target& target) {
+    for_each_count(target, [&](Decision decision, const Count& count) {
+      if (count.calls != 0) all.push_back({target.operation, target.representation, decision, count});
+    });
   };
   for (std::size_t i = 0; i < target_count; ++i) add(*targets[i]);
-  for (const Target* target : *functions) add(*target);
+  for (Target* target : *functions) add(*target);
   return all;
 }
 
 void reset_counts() noexcept {
-  for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
-  for (Target* target : *functions) target->counts = {};
+  const auto reset = [](Target& target) {
+    target.counts = {};
+    target.other_counts.clear();
+    target.line = 0;
+  };
+  for (std::size_t i = 0; i < target_count; ++i) reset(*targets[i]);
+  for (Target* target : *functions) reset(*target);
   model_results = {};
   lower_updates = 0;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/rule.hpp"
@@ -36,16 +37,18 @@ struct Target : host::Callable {
   const Rule* listed = &no_rule;    // convert's rule
   const Rule* unlisted = &no_rule;  // the rule for suspended lists (rules 2 to 4)
   bool counts_no_version = false;   // torch does not increment the version counter of what it writes
-  std::array<std::array<Count, rules::reasons.size()>, rules::precisions.size()> counts{};
+  std::uint32_t line = 0;           // the line of a list that the counts are about, the first one that decided
+  std::array<std::array<Count, rules::reasons.size()>, static_cast<std::size_t>(Precision::another)> counts{};
 
   // Read in regions: the index of its rule in RuleSet::rules.
   std::size_t index = no_index;
 
   // Read in unusual cases only.
-  Owned called;                // the function that a call of the object runs
-  Owned equivalent;            // for a method: the equivalent function of two tensors
-  std::string operation;       // the name that the lists and the report use
-  std::string representation;  // repr(object), for the log
+  std::vector<std::pair<Decision, Count>> other_counts;  // by other lines, and in other dtypes
+  Owned called;                                          // the function that a call of the object runs
+  Owned equivalent;                                      // for a method: the equivalent function of two tensors
+  std::string operation;                                 // the name that the lists and the report use
+  std::string representation;                            // repr(object), for the log
   bool installed = false;
   bool in_policy = false;    // named by convert's policy
   bool in_regions = false;   // named by a region that was entered
@@ -56,6 +59,16 @@ struct Target : host::Callable {
 // The targets by index; null beyond the last. The stubs in slots.cpp know their index at compile time.
 extern std::array<Target*, target_capacity> targets;
 extern std::size_t target_count;
+
+// Returns the count of a decision of another line, or in another dtype.
+Count& other_count(Target& target, Decision decision);
+
+inline Count& count_of(Target& target, Decision decision) {
+  const bool is_in_table = decision.line != 0 ? decision.line == target.line : decision.precision < Precision::another;
+  if (!is_in_table) [[unlikely]]
+    return other_count(target, decision);
+  return target.counts[static_cast<std::size_t>(decision.precision)][static_cast<std::size_t>(decision.reason)];
+}
 
 // Returns null if the object has never been handled.
 Target* find_target(PyObject* object) noexcept;

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "host/frames.hpp"
 #include "log/destinations.hpp"
@@ -61,6 +62,8 @@ void register_log(py::module_& module) {
     reasons[row.word] = py::make_tuple(row.rule, casts_off, row.finding, row.description, row.when);
   }
   module.attr("reasons") = reasons;
+  module.attr("precisions") =
+      py::tuple(py::cast(std::vector<const char*>(rules::precisions.begin(), rules::precisions.end())));
 
   // Only for the tests of the log, which must not depend on the engine. Nothing in the package calls these two.
   module.def("_log_operation", &log_operation, py::arg("representation"), py::arg("operation"), py::arg("precision"),

@@ -75,6 +75,7 @@ struct Inputs {
   Kind target = Kind::other;  // of the tensor that an in-place operation writes into
   bool explicit_out = false;
   bool explicit_dtype = false;
+  Precision given = Precision::unchanged;  // of that dtype
 };
 
 // The result of a condition whose evaluation may fail.
@@ -97,9 +98,9 @@ constexpr bool casts_only_numbers(const Rule& rule) { return rule.action == Acti
 
 // ---- the draft: the decision that the rule makes from the inputs alone ----------------------------------------------
 
-inline Plan leave_as_written(Reason reason, Where where = Where::here()) {
+inline Plan leave_as_written(Reason reason, Precision precision = Precision::unchanged, Where where = Where::here()) {
   trace("nothing is to be cast", describe(reason), where);
-  return {.decision = {Precision::unchanged, reason}};
+  return {.decision = {precision, reason}};
 }
 
 // Rule 2: returns the widest of several precisions. As in torch's promotion, a tensor without dimensions does not widen
@@ -118,8 +119,9 @@ Kind widest_of(const Rule& rule, Inputs& inputs, const Facts& facts, Plan& plan)
 
 template <typename Facts>
 Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
-  if (inputs.explicit_out) return leave_as_written(Reason::explicit_out);
-  if (inputs.explicit_dtype) return leave_as_written(Reason::explicit_dtype);
+  if (rule.action == Action::left) return leave_as_written(Reason::level, inputs.given);
+  if (inputs.explicit_out) return leave_as_written(Reason::explicit_out, inputs.given);
+  if (inputs.explicit_dtype) return leave_as_written(Reason::explicit_dtype, inputs.given);
   if ((inputs.present.kinds & floating) == 0 || (inputs.present.kinds & bit(Kind::wide)) != 0) {
     return leave_as_written(Reason::ineligible);
   }
@@ -139,11 +141,12 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
     case Action::scalars:
       plan.to = inputs.present.first;
       break;
+    case Action::left:
     case Action::none:
     case Action::refused:
       return leave_as_written(rule.reason);
   }
-  plan.decision = {precision_of(plan.to), rule.reason};
+  plan.decision = {precision_of(plan.to), rule.reason, rule.line};
   trace("the rule wants", name(plan.decision.precision));
   return plan;
 }
@@ -197,7 +200,7 @@ template <typename Facts>
   if (makes_product == Answer::failed) return by(Way::failed);
   if (makes_product == Answer::no) {
     plan.to = widest_of(rule, inputs, facts, plan);
-    plan.decision = {precision_of(plan.to), Reason::no_product};
+    plan.decision = {precision_of(plan.to), Reason::no_product, rule.line};
     if (!must_cast(plan.to, inputs)) return by(Way::leave);
   }
   if (is_lower(plan.to)) {

@@ -7,11 +7,13 @@
 
 namespace habana_mp::rules {
 
-enum class Precision : std::uint8_t { bf16, fp16, fp32, unchanged };
+// Casts have the first three. From `another` on: of calls that were given another dtype.
+enum class Precision : std::uint8_t { bf16, fp16, fp32, unchanged, another };
 
-// The words of the log and the report.
-inline constexpr std::array precisions{"bf16", "fp16", "fp32", "unchanged"};
-static_assert(precisions.size() == static_cast<std::size_t>(Precision::unchanged) + 1);
+// The words of the log and the report. Those of other dtypes are torch's names.
+inline constexpr std::array precisions{"bf16",    "fp16",  "fp32",      "unchanged", "another dtype",
+                                       "float64", "int64", "int32",     "int16",     "int8",
+                                       "uint8",   "bool",  "complex64", "complex128"};
 
 constexpr const char* name(Precision precision) noexcept { return precisions[static_cast<std::size_t>(precision)]; }
 
@@ -79,9 +81,13 @@ enum ReasonFlag : unsigned {
          "without casts")                                                                                              \
   REASON(autocast_off, "rule 10", casts_off, "protected", "inside of torch.autocast(enabled=False)",                   \
          "only in the report")                                                                                         \
+  REASON(level, "opt_level", none, "", "under opt_level O0",                                                           \
+         "with `O0`, of convert or of the environment: the call is one that the lists or a rule would decide")         \
   REASON(unlisted, "rule 4", none, "", "in no list: runs in its input's precision",                                    \
          "only in the report, and only if calls are watched: neither a list nor a rule names the operation, and its "  \
          "input is in lower precision")                                                                                \
+  REASON(given_dtype, "rule 6", none, "", "dtype= was given, and no list decides",                                     \
+         "only in the report, and only if calls are watched: the same where the call chooses its precision")           \
   REASON(suspended, "rule 4", none, "", "lists are suspended here: runs in its input's precision",                     \
          "the same where a list names the operation, but the lists are suspended: inside of a function that a list "   \
          "or `hmp.op_wrap` handles, in a hook of a gradient, or in a backward written in Python")
@@ -116,9 +122,13 @@ constexpr bool has(Reason reason, unsigned flag) noexcept { return (row_of(reaso
 // True if a line of a list decides.
 constexpr bool is_by_list(Reason reason) noexcept { return reason == Reason::list || reason == Reason::float32_result; }
 
+// True if decisions for this reason have a line.
+constexpr bool has_line(Reason reason) noexcept { return is_by_list(reason) || reason == Reason::no_product; }
+
 struct Decision {
   Precision precision;
   Reason reason;
+  std::uint32_t line = 0;  // the number of the line of a list that decides, from 1; 0: none
   bool operator==(const Decision&) const = default;
 };
 

@@ -84,7 +84,8 @@ constexpr bool tells_more(const Failure& failure, bool is_refusal, bool former_i
 // lower may lack a kernel too.
 template <typename Facts>
 Try next_try_of_plain(const Rule& rule, bool holds_lower, const Facts& facts) {
-  const bool may_widen = holds_lower && rule.action != Action::in_place && may_repeat(rule, facts);
+  const bool may_cast = rule.action != Action::in_place && rule.action != Action::left;
+  const bool may_widen = holds_lower && may_cast && may_repeat(rule, facts);
   return may_widen && facts.torch_raised() && !facts.is_left_alone() ? Try::in_float32 : Try::give_up;
 }
 

@@ -15,6 +15,7 @@ enum class Action : std::uint8_t {
   in_place,     // rule 3: the first input keeps its precision, the others are cast to it
   first_input,  // rule 4: the others are cast to the precision of the first floating input
   scalars,      // rule 9 alone: torch accepts mixed precisions, but no number beyond the range of the first input
+  left,         // nothing is cast, and the call is counted: opt_level="O0"
   refused,      // an error: the operation's backward would lose values in the lower precision
 };
 
@@ -55,6 +56,7 @@ struct Rule {
   Action action = Action::none;
   Kind to = Kind::other;  // for Action::precision
   Reason reason = Reason::list;
+  std::uint32_t line = 0;  // the number of the line that made it, if `has_line(reason)`
 #define HABANA_MP_MEMBER(name) bool name = false;
   HABANA_MP_TRAITS(HABANA_MP_MEMBER)
 #undef HABANA_MP_MEMBER

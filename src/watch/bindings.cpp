@@ -28,6 +28,7 @@ py::dict shown(const watch::Record& record) {
   row["operation"] = text_of_bytes(*key.operation);
   row["precision"] = rules::name(key.decision.precision);
   row["reason"] = rules::row_of(key.decision.reason).word;
+  row["listed"] = key.decision.line;
   row["phase"] = watch::name(key.phase);
   const watch::Place* const place = key.place;
   row["file"] = place == nullptr ? py::none() : text_of_bytes(place->file);

@@ -73,8 +73,8 @@ def test_o2_runs_gemm_and_convolutions_in_lower_precision_and_other_floating_ope
 def test_list_files_are_ignored_with_one_warning_where_the_level_has_no_lists(
     tmp_path: Path, level: str, side: int
 ) -> None:
-    path = write_list(tmp_path / "a.txt", ["exp"])
-    files = [(path, ""), ("", path), (path, path)][side]
+    path, other = write_list(tmp_path / "a.txt", ["exp"]), write_list(tmp_path / "b.txt", ["cosh"])
+    files = [(path, ""), ("", path), (path, other)][side]
     assert len(warned_by_convert(level, *files)) == 1
     assert torch.exp(MATRIX.bfloat16()).dtype is (FP32 if level == "O2" else BF16)
 

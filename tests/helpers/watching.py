@@ -27,7 +27,7 @@ def assert_rows_sum_up(report: Report) -> None:
     """Asserts that each call was recorded, and that the rows add up to the core's counts, by operation and
     precision."""
     counted: dict[tuple[str, str, str], list[int]] = {}
-    for name, _, precision, reason, *counts in _core.counts():
+    for name, _, precision, reason, _, *counts in _core.counts():
         plain = name.strip("_") if name.startswith("__") else name
         sums = counted.setdefault((plain, precision, reason), [0, 0, 0, 0])
         for i, count in enumerate(counts):

@@ -92,6 +92,7 @@ def test_the_log_tells_where_regions_begin_and_end(tmp_path: Path) -> None:
         "entering",
         "casting",
         "leaving",
+        "leaving",  # the product as it is
     ]
     assert "entering region torch-cpu in bf16 on cpu" in lines[0]
 

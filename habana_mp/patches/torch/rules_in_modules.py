@@ -23,7 +23,7 @@ from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED
-from habana_mp.policy.module_rules import Effect, kept_operations
+from habana_mp.policy.module_rules import kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
 
@@ -38,7 +38,7 @@ class RulesInModules:
         #: Returns the policy of a region, or of convert for 0.
         self._policy_of = policy_of
         #: The rule sets by what determines them.
-        self._numbers: dict[tuple[int, str | tuple[Effect, ...]], int] = {}
+        self._numbers: dict[tuple[int, str | tuple[Match, ...]], int] = {}
         #: What was warned about, and the patterns that were compared with a model.
         self._told: set[object] = set()
         self.is_on = False
@@ -82,15 +82,14 @@ class RulesInModules:
                 self._tell_of_patterns_without_match(policy, trees[0].outermost)
             if kept is None and not any(one.patterns or one.rest for one in matches):
                 return 0
-            effects = dict.fromkeys(map(policy.module_rules.effect_of, matches))
             with locks.installation:
                 if self._policy_of(max(lists, 0)) is not policy:
                     continue  # another thread has converted meanwhile
-                key = (lists, kept or tuple(effects))
+                key = (lists, kept or tuple(matches))
                 if key not in self._numbers:
                     self._numbers[key] = self._made(policy, matches, lists, kept)
                 number = self._numbers[key]
-            if kept is None and len(effects) > 1:
+            if kept is None and len({*matches}) > 1:
                 self._tell_of_lines_that_disagree(policy, matches, trees)
             return number
 

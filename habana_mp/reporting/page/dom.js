@@ -46,15 +46,10 @@ function endOf(text) {
 /** Returns a bar with the parts of a whole, by precision, side by side. */
 function stackedBar(mix) {
   const bar = element("span", { class: "stacked" });
-  for (const [precision, share] of sharesOf(mix)) {
+  const whole = sum(Object.values(mix), (part) => part);
+  for (const precision of PRECISIONS.filter((one) => mix[one] > 0)) {
     bar.append(swatch(precision));
-    bar.lastChild.style.flexGrow = 100 * share;
+    bar.lastChild.style.flexGrow = (100 * mix[precision]) / whole;
   }
   return bar;
-}
-
-/** Returns the precisions of a mix of costs, each with its share. */
-function sharesOf(mix) {
-  const whole = sum(Object.values(mix), (part) => part);
-  return PRECISIONS.filter((precision) => mix[precision] > 0).map((precision) => [precision, mix[precision] / whole]);
 }

@@ -35,15 +35,14 @@ function environmentInWords({ environment, configuration, ranks, seconds }) {
 function showPrecisions(totals) {
   const costs = Object.entries(totals).map(([name, { seconds, calls }]) => [name, report.timed ? seconds ?? 0 : calls]);
   const mix = Object.fromEntries(costs);
-  const legend = sharesOf(mix).map(([precision, share]) => {
-    const calls = element("small", {}, counted(totals[precision].calls, "call"));
-    return element("span", {}, swatch(precision), element("b", {}, percent(share)), ` ${precision} `, calls);
+  const legend = Object.entries(totals).map(([precision, { seconds, calls }]) => {
+    const time = report.timed ? [element("b", {}, duration(seconds ?? 0))] : [];
+    return element("span", {}, swatch(precision), ...time, ` ${precision} `, element("small", {}, counted(calls, "call")));
   });
-  const unit = report.timed ? "of the time" : "of the calls";
-  const label = `Precisions by share ${unit}`;
+  const label = `Precisions by ${report.timed ? "time" : "calls"}`;
   byId("precisions").append(
     element("div", { class: "bar-of-precisions", role: "img", "aria-label": label }, stackedBar(mix)),
-    element("p", { class: "legend" }, ...legend, element("small", { class: "unit" }, unit)),
+    element("p", { class: "legend" }, ...legend),
   );
 }
 

@@ -36,11 +36,6 @@ function size(bytes) {
   return `${count(Math.round(bytes / 1e3))} kB`;
 }
 
-function percent(share) {
-  if (share > 0 && share < 0.01) return "< 1 %";
-  return `${Math.round(share * 100)} %`;
-}
-
 function sum(items, value) {
   return items.reduce((total, item) => total + value(item), 0);
 }

@@ -178,7 +178,6 @@ function countOfRows(rows) {
 
 function detailsOf(row) {
   const { casts, casts_down: down, casts_up: up, seconds, cast_seconds: castSeconds } = row;
-  const all = report.totals.seconds;
   const pairs = [
     ["module", row.module],
     ["place", wholePlace(row)],
@@ -190,7 +189,7 @@ function detailsOf(row) {
     ["casts", casts === 0 ? "none" : `${count(casts)}: ${count(down)} down, ${count(up)} up, ${size(row.bytes)}`],
     ["casts of small weights", row.small ? count(row.small) : null],
     ["cached casts used", row.hits ? count(row.hits) : null],
-    ["time", seconds === null ? null : duration(seconds) + (all > 0 ? ` (${percent(seconds / all)})` : "")],
+    ["time", seconds === null ? null : duration(seconds)],
     ["time of casts", castSeconds === null ? null : duration(castSeconds)],
     ...row.findings.map((finding) => [finding.kind, withCode(finding.text)]),
   ];

@@ -126,7 +126,7 @@ function treeLine(node, index, isOpen, isCurrent) {
 }
 
 function treeTitle({ path, name, className, cost, mix }) {
-  const shares = sharesOf(mix).map(([precision, share]) => `${percent(share)} ${precision}`);
-  const words = report.timed ? duration(cost) : counted(cost, "call");
-  return [path || name, className, words, ...shares].filter((line) => line !== null).join("\n");
+  const amount = (of) => (report.timed ? duration(of) : counted(of, "call"));
+  const parts = PRECISIONS.filter((one) => mix[one] > 0).map((one) => `${one}: ${amount(mix[one])}`);
+  return [path || name, className, amount(cost), ...parts].filter((line) => line !== null).join("\n");
 }

@@ -25,14 +25,17 @@ inline py::object called(PyObject* result) {
 
 inline PyObject* pointer_or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
 
-// (object, the object that the log shows for it, operation, rule of the lists, rule while the lists are suspended)
-using PlannedTarget = std::tuple<py::object, py::object, std::string, engine::Rule, engine::Rule>;
+// (object, the object that the log shows for it, operation, rule of the lists, number of the line that made it, rule
+// while the lists are suspended)
+using PlannedTarget = std::tuple<py::object, py::object, std::string, engine::Rule, std::uint32_t, engine::Rule>;
 
 inline std::vector<engine::CoveredObject> entries_of(const std::vector<PlannedTarget>& plan) {
   std::vector<engine::CoveredObject> entries;
   entries.reserve(plan.size());
-  for (const auto& [object, shown, operation, listed, unlisted] : plan) {
-    entries.push_back({object.ptr(), shown.ptr(), operation, engine::intern(listed), engine::intern(unlisted)});
+  for (const auto& [object, shown, operation, listed, line, unlisted] : plan) {
+    engine::Rule rule = listed;
+    if (rules::has_line(rule.reason)) rule.line = line;
+    entries.push_back({object.ptr(), shown.ptr(), operation, engine::intern(rule), engine::intern(unlisted)});
   }
   return entries;
 }

@@ -234,6 +234,7 @@ void register_state(py::module_& module) {
   });
   module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
              py::arg("after_tracked_cast"));
+  module.def("region_mark", [](std::uint64_t number) { return region(number).mark; });
   module.def("region_is_put_in",
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
