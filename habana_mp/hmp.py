@@ -193,14 +193,16 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
     if level == "O1":
         start = preset_named("hmp-default" if preset is None else preset)
         own = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
-        return replace(policy_from_lists(start, options.lower, own, given=given), exact=exact), start
+        return replace(
+            policy_from_lists(start, options.lower, own, given=given), exact=exact, strict=options.strict
+        ), start
     given_as = f"{LEVEL_VARIABLE}=O0" if level_of_environment() else f'opt_level="{level}"'
     if options.rules and level == "O0":
         warn(f"the rules are ignored: {given_as} casts nothing")
     if lower_path or fp32_path or preset:
         warn(f"the lists are ignored: {given_as} does not use them")
     policy = policy_o2(options.lower, given) if level == "O2" else Policy(lower=options.lower)
-    return replace(policy, exact=exact), Preset("", "")
+    return replace(policy, exact=exact, strict=options.strict), Preset("", "")
 
 
 @refused_in_graphs

@@ -1,7 +1,5 @@
 """gpytorch and linear_operator factorise matrices that are singular in bfloat16."""
 
-from __future__ import annotations
-
 from habana_mp.patches.tools.in_float32 import exactly
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 

@@ -1,7 +1,5 @@
 """opacus computes the gradient of each example, and clips its norm."""
 
-from __future__ import annotations
-
 from habana_mp.patches.tools.in_float32 import exactly
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 

@@ -1,7 +1,5 @@
 """peft creates and merges adapters, and wraps models and layers."""
 
-from __future__ import annotations
-
 from habana_mp.patches.tools.casts_off import without_casts
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 

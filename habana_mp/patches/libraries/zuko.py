@@ -1,7 +1,5 @@
 """zuko solves differential equations."""
 
-from __future__ import annotations
-
 from habana_mp.patches.tools.in_float32 import exactly
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 

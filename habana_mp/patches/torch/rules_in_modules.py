@@ -13,7 +13,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common import locks
-from habana_mp.common.errors import warn
+from habana_mp.common.errors import ListError, warn
 from habana_mp.patches.tools import tapped_calls
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch import module_paths
@@ -23,7 +23,7 @@ from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED
-from habana_mp.policy.module_rules import Effect, kept_operations
+from habana_mp.policy.module_rules import FROM_PRESET, Decided, Effect, kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
 
@@ -42,7 +42,7 @@ class RulesInModules:
         #: What was warned about, and the patterns that were compared with a model.
         self._told: set[object] = set()
         self.is_on = False
-        self._resolver = run_by_python(self._number)
+        self._resolver, self._judge = run_by_python(self._number), run_by_python(self._judge_first_call)
 
     def forget_warnings(self) -> None:
         """Lets each warning be given again."""
@@ -55,7 +55,7 @@ class RulesInModules:
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
         tapped_calls.begin("rules")
-        _core.put_rules_in_modules(self._resolver)
+        _core.put_rules_in_modules(self._resolver, self._judge)
         modules_in_graphs.begin("rules")
         exported_programs.install()
 
@@ -64,7 +64,7 @@ class RulesInModules:
         if self.is_on:
             exported_programs.uninstall()
             modules_in_graphs.end("rules")
-            _core.put_rules_in_modules(None)
+            _core.put_rules_in_modules(None, None)
             tapped_calls.end("rules")
             module_paths.forget()
             self.is_on = False  # last: after an error, another call goes on
@@ -77,9 +77,7 @@ class RulesInModules:
                 return 0
             kept = self._kept(chain)
             trees = module_paths.trees_of(chain)
-            matches = [policy.module_rules.match(one.paths, module_paths.class_names(one.outermost)) for one in trees]
-            if policy.module_rules and trees:
-                self._tell_of_patterns_without_match(policy, trees[0].outermost)
+            matches = _matches(policy, trees)
             if kept is None and not any(one.patterns or one.rest for one in matches):
                 return 0
             effects = dict.fromkeys(map(policy.module_rules.effect_of, matches))
@@ -140,14 +138,60 @@ class RulesInModules:
             self._told.add(what)
             warn(text)
 
-    def _tell_of_patterns_without_match(self, policy: Policy, outermost: torch.nn.Module) -> None:
-        """Warns once of each pattern that matches no module of a model that runs, nor of another living one."""
-        lines = {one.listed.pattern: one.listed for one in policy.module_rules.rules}
-        if self._told.issuperset(lines):
+    def _judge_first_call(self, chain: list[Any], lists: int, uses: list[tuple[str, Any, list[Any], int]]) -> None:
+        """Looks at the patterns, and at the weights that were used, when a call of an outermost module first returns.
+
+        Raises:
+            ListError: by ``strict``, a pattern of the user's matches no module.
+        """
+        policy, trees = self._policy_of(max(lists, 0)), module_paths.trees_of(chain)
+        if policy is None or not policy.covered or not trees:
             return
+        holders: dict[int, list[torch.nn.Module]] = {}
+        for module in modules_in(trees[0].outermost):
+            for one in module._parameters.values():
+                holders.setdefault(id(one), []).append(module)
+        for operation, weight, running, number in uses:
+            owners = holders.get(id(weight), [])
+            # A compiled graph sets the rules of the modules in it, which it does not call.
+            is_used_inside = any(one is owner for one in running for owner in owners)
+            if not is_used_inside and number == self._number(running, lists):
+                for owner in owners:
+                    self._tell_of_weights_used_elsewhere(policy, operation, owner, running)
         # A module without weights is no model: it prepares data or computes a loss, also before there is a model.
-        is_model = any(one is not None for part in modules_in(outermost) for one in part._parameters.values())
-        if not is_model:
+        if holders.keys() - {id(None)}:
+            self._judge_patterns(policy, trees[0].outermost)
+
+    def _tell_of_weights_used_elsewhere(
+        self, policy: Policy, operation: str, owner: torch.nn.Module, running: list[Any]
+    ) -> None:
+        """Warns once of a line that holds in a module, and not where another module uses its weights itself."""
+
+        def decided(chain: list[Any]) -> Decided:
+            kept = self._kept(chain)
+            matches = _matches(policy, module_paths.trees_of(chain))
+            return policy.module_rules.decided(matches)[0] if kept is None else kept_operations(kept)
+
+        meant, here = decided([owner, *running]), {**policy.lines, **decided(running)}
+        if operation not in meant or meant[operation][0] == here.get(operation, ("",))[0]:
+            return
+        line, tree = meant[operation][1], module_paths.trees_of(running)[0]
+        user, path = type(running[0]).__name__, ".".join(min(tree.paths)) or type(tree.outermost).__name__
+        named = ".".join(min(module_paths.trees_of([owner, *running])[0].paths))
+        what, write = f"{line.where}: `{line.line_text}`", f"write `{line.name} @ {path}`"
+        if not line.pattern:
+            what, write = f"hmp.keep of `{named}`", f"keep `{path}`"
+        self._tell_once(
+            line if line.pattern else named,
+            f"{what} does not hold for `{operation}` in {user}, which uses the weights of `{named}` and does not call "
+            f"that module: {write}, or call the module there",
+        )
+
+    def _judge_patterns(self, policy: Policy, outermost: torch.nn.Module) -> None:
+        """Tells once of each pattern that matches no module of a model that ran, nor of another living one."""
+        rules = sorted(policy.module_rules.rules, key=lambda one: one.source)
+        lines = {one.listed.pattern: one for one in rules}
+        if self._told.issuperset(lines):
             return
         paths = module_paths.all_paths(outermost)
         known = self._told | policy.module_rules.patterns_with_match(paths, module_paths.class_names(outermost))
@@ -155,12 +199,22 @@ class RulesInModules:
             for other in module_paths.outermost_modules():
                 others = module_paths.all_paths(other)
                 known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
-        unknown = lines.keys() - known
         self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
-        for pattern in unknown:
+        problems = []
+        for pattern in lines.keys() - known:
             near = nearest_path(pattern, map(".".join, paths))
             hint = f"; did you mean `{near}`?" if near else ""
-            warn(
-                f"{lines[pattern].where}: `{lines[pattern].line_text}` has no effect: no module of "
+            text = (
+                f"{lines[pattern].listed.where}: `{lines[pattern].listed.line_text}` has no effect: no module of "
                 f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`{hint}"
             )
+            if policy.strict and lines[pattern].source != FROM_PRESET:
+                problems.append(text)
+            else:
+                warn(text)
+        if problems:
+            raise ListError("\n".join(sorted(problems)))
+
+
+def _matches(policy: Policy, trees: list[module_paths.Tree]) -> list[Match]:
+    return [policy.module_rules.match(one.paths, module_paths.class_names(one.outermost)) for one in trees]
