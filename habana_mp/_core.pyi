@@ -451,7 +451,7 @@ def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]
 
 def put_rules_in_modules(
     resolver: Callable[[list[Any], int], int] | None,
-    judge: Callable[[list[Any], int, list[tuple[str, Any, list[Any], int]]], None] | None,
+    judge: Callable[[list[Any], int, Any], None] | None,
     /,
 ) -> None:
     """Makes the rules depend on the running module, or no longer for None. ``resolver`` is called when a module is

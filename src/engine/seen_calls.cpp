@@ -228,12 +228,15 @@ int noticing_threads = 0;  // the GIL protects it
 
 void notice_weights(const Target& target, const Arguments& arguments) {
   host::for_each_tensor(arguments.values, arguments.count(), [&](PyObject* tensor) {
-    if (!host::is_parameter(tensor)) return;
+    const Owned base(host::is_parameter(tensor) ? nullptr
+                                                : PyObject_GetAttrString(tensor, "_base"));  // of `weight.t()`
+    PyObject* const weight = base ? base.get() : tensor;
+    if (!host::is_parameter(weight)) return clear_error();
     const Owned modules = watch::objects_of(watch::running_module().get());
     const RuleSet* const rules = thread_state.region;
     const unsigned number = rules != nullptr && rules->is_in_modules ? rules->number : 0;
     const char* const name = target.operation.c_str();
-    const Owned use(modules ? Py_BuildValue("sOOI", name, tensor, modules.get(), number) : nullptr);
+    const Owned use(modules ? Py_BuildValue("sOOI", name, weight, modules.get(), number) : nullptr);
     if (!use || PyList_Append(noticing->uses.get(), use.get()) != 0) clear_error();
   });
 }
@@ -248,7 +251,7 @@ inline bool is_passed() noexcept { return is_only_guarded && !is_unseen && --cal
 template <typename Make>
 PyObject* seen(Target& target, const Arguments& arguments, std::optional<Decision> decision, const Make& make) {
   if (is_unseen) return call_original(target, arguments);
-  if (noticing != nullptr) notice_weights(target, arguments);
+  if (noticing != nullptr && !casts_are_disabled()) notice_weights(target, arguments);
   if (is_only_guarded) return checked(target, arguments, make);
   const auto check = [&] { return --calls_left > 0 ? make() : checked(target, arguments, make); };
   return *observing ? observed(target, arguments, decision, check) : check();

@@ -13,15 +13,7 @@ EXCHANGES = (
         {
             # Line searches, which stop when two values are equal.
             "botorch.fit": ("fit_gpytorch_mll",),
-            "botorch.optim.optimize": (
-                *(
-                    "optimize_acqf",
-                    "optimize_acqf_cyclic",
-                    "optimize_acqf_discrete",
-                    "optimize_acqf_discrete_local_search",
-                ),
-                *("optimize_acqf_list", "optimize_acqf_mixed"),
-            ),
+            "botorch.optim.optimize": ("*",),
             "botorch.optim.optimize_mixed": ("optimize_acqf_mixed_alternating",),
         },
         _FUNCTIONS,

@@ -23,6 +23,7 @@ from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED
+from habana_mp.policy.lists import EVERY
 from habana_mp.policy.module_rules import FROM_PRESET, Decided, Effect, kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
@@ -139,11 +140,7 @@ class RulesInModules:
             warn(text)
 
     def _judge_first_call(self, chain: list[Any], lists: int, uses: list[tuple[str, Any, list[Any], int]]) -> None:
-        """Looks at the patterns, and at the weights that were used, when a call of an outermost module first returns.
-
-        Raises:
-            ListError: by ``strict``, a pattern of the user's matches no module.
-        """
+        """Looks at the patterns, and at the weights that were used, when an outermost module first returns."""
         policy, trees = self._policy_of(max(lists, 0)), module_paths.trees_of(chain)
         if policy is None or not policy.covered or not trees:
             return
@@ -153,11 +150,10 @@ class RulesInModules:
                 holders.setdefault(id(one), []).append(module)
         for operation, weight, running, number in uses:
             owners = holders.get(id(weight), [])
+            is_inside = any(one is owner for one in running for owner in owners)
             # A compiled graph sets the rules of the modules in it, which it does not call.
-            is_used_inside = any(one is owner for one in running for owner in owners)
-            if not is_used_inside and number == self._number(running, lists):
-                for owner in owners:
-                    self._tell_of_weights_used_elsewhere(policy, operation, owner, running)
+            if owners and not is_inside and number == self._number(running, lists):
+                self._tell_of_weights_used_elsewhere(policy, operation, owners[0], running)
         # A module without weights is no model: it prepares data or computes a loss, also before there is a model.
         if holders.keys() - {id(None)}:
             self._judge_patterns(policy, trees[0].outermost)
@@ -165,26 +161,24 @@ class RulesInModules:
     def _tell_of_weights_used_elsewhere(
         self, policy: Policy, operation: str, owner: torch.nn.Module, running: list[Any]
     ) -> None:
-        """Warns once of a line that holds in a module, and not where another module uses its weights itself."""
+        """Warns once of a line that holds in a module, but not here, where another one reads its weights itself."""
 
         def decided(chain: list[Any]) -> Decided:
-            kept = self._kept(chain)
-            matches = _matches(policy, module_paths.trees_of(chain))
+            matches, kept = _matches(policy, module_paths.trees_of(chain)), self._kept(chain)
             return policy.module_rules.decided(matches)[0] if kept is None else kept_operations(kept)
 
-        meant, here = decided([owner, *running]), {**policy.lines, **decided(running)}
-        if operation not in meant or meant[operation][0] == here.get(operation, ("",))[0]:
+        meant, here = decided([owner, *running]).get(operation), {**policy.lines, **decided(running)}.get(operation)
+        if meant is None or meant[0] == (here[0] if here else meant[0] if meant[1].name == EVERY else None):
             return
-        line, tree = meant[operation][1], module_paths.trees_of(running)[0]
-        user, path = type(running[0]).__name__, ".".join(min(tree.paths)) or type(tree.outermost).__name__
+        line, (outermost, paths) = meant[1], module_paths.trees_of(running)[0]
         named = ".".join(min(module_paths.trees_of([owner, *running])[0].paths))
-        what, write = f"{line.where}: `{line.line_text}`", f"write `{line.name} @ {path}`"
-        if not line.pattern:
-            what, write = f"hmp.keep of `{named}`", f"keep `{path}`"
+        what, key = (f"{line.where}: `{line.line_text}`", "") if line.pattern else (f"hmp.keep of `{named}`", named)
+        user = ".".join(min(paths)) or type(outermost).__name__
         self._tell_once(
-            line if line.pattern else named,
-            f"{what} does not hold for `{operation}` in {user}, which uses the weights of `{named}` and does not call "
-            f"that module: {write}, or call the module there",
+            (line, key),
+            f"{what} does not hold for `{operation}` in {type(running[0]).__name__}, which reads the weights of "
+            f"`{named}` itself: {f'write `{line.name} @ {user}`' if line.pattern else f'keep `{user}`'}, or call "
+            f"`{named}` there",
         )
 
     def _judge_patterns(self, policy: Policy, outermost: torch.nn.Module) -> None:
@@ -201,19 +195,19 @@ class RulesInModules:
                 known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
         self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
         problems = []
-        for pattern in lines.keys() - known:
-            near = nearest_path(pattern, map(".".join, paths))
-            hint = f"; did you mean `{near}`?" if near else ""
+        for pattern in sorted(lines.keys() - known):
+            near, line = nearest_path(pattern, map(".".join, paths)), lines[pattern].listed
             text = (
-                f"{lines[pattern].listed.where}: `{lines[pattern].listed.line_text}` has no effect: no module of "
-                f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`{hint}"
+                f"{line.where}: `{line.line_text}` has no effect: no module of "
+                f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`"
+                + (f"; did you mean `{near}`?" if near else "")
             )
             if policy.strict and lines[pattern].source != FROM_PRESET:
                 problems.append(text)
             else:
                 warn(text)
         if problems:
-            raise ListError("\n".join(sorted(problems)))
+            raise ListError("\n".join(problems))
 
 
 def _matches(policy: Policy, trees: list[module_paths.Tree]) -> list[Match]:
