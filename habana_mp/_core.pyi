@@ -465,9 +465,7 @@ class TracedCall:
 
     def __init__(self, module: Any) -> None: ...
     def leave(self) -> None: ...
-    def judge(self) -> None:
-        """Judges the rules when the call was traced to its end."""
-
+    def judged(self, result: Any) -> Any: ...
     @property
     def region(self) -> int:
         """The number of the region in which the call runs, or -1 if it is the current one."""

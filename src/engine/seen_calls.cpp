@@ -228,8 +228,8 @@ int noticing_threads = 0;  // the GIL protects it
 
 void notice_weights(const Target& target, const Arguments& arguments) {
   host::for_each_tensor(arguments.values, arguments.count(), [&](PyObject* tensor) {
-    const Owned base(host::is_parameter(tensor) ? nullptr
-                                                : PyObject_GetAttrString(tensor, "_base"));  // of `weight.t()`
+    const bool may_be_view = host::is_exact_tensor(tensor) && !host::function_mode_is_on();
+    const Owned base(may_be_view ? PyObject_GetAttrString(tensor, "_base") : nullptr);  // of `weight.t()`
     PyObject* const weight = base ? base.get() : tensor;
     if (!host::is_parameter(weight)) return clear_error();
     const Owned modules = watch::objects_of(watch::running_module().get());

@@ -5,6 +5,8 @@ Needs qpth.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +19,12 @@ from helpers.late import Late
 qpth = Late("qpth.qp")
 
 FP32 = torch.float32
+
+
+@pytest.fixture(autouse=True)
+def _other_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """qpth imports cvxpy for a solver that is not used here."""
+    monkeypatch.setitem(sys.modules, "cvxpy", ModuleType("cvxpy"))
 
 
 class Allocation(nn.Module):

@@ -147,7 +147,11 @@ class TracedCall {
     if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->mark};
   }
 
-  void judge() { or_throw(engine::judge_rules(*call_, Owned(PyList_New(0)).get())); }
+  // Judges the rules when the call was traced to its end. Returns its result.
+  py::object judged(const py::object& result) {
+    or_throw(engine::judge_rules(*call_, Owned(PyList_New(0)).get()));
+    return result;
+  }
   void leave() noexcept {
     call_.reset();
     model_.reset();
@@ -254,7 +258,7 @@ void register_state(py::module_& module) {
   py::class_<TracedCall> traced(module, "TracedCall",
                                 "A call of a module while a compiler traces it, until it leaves.");
   traced.def("__init__", &Constructor<make_traced_call>::call, is_constructor, py::arg("module"))
-      .def("judge", &TracedCall::judge)
+      .def("judged", &TracedCall::judged)
       .def("leave", &TracedCall::leave)
       .def_property_readonly("is_outermost", &TracedCall::is_outermost)
       .def_property_readonly("region", &TracedCall::region);
