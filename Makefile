@@ -9,6 +9,9 @@ TORCH := $(PINNED_TORCH)
 # Without what it requires, which is a torch of its own, and in a folder of its own, as
 # tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
+# Without what they require, which names an older NumPy and packages that the tests do not import.
+EXACT_LIBRARIES := "shap==0.51.*" "slicer==0.0.8" "numba>=0.60" "llvmlite>=0.43" "tangermeme==1.6.*" "qpth==0.0.18" \
+  "compressai==1.2.*" "einops>=0.8" "pytorch-msssim>=1.0" "torch_geometric>=2.6"
 # The site, and the notebook in it, which a test runs.
 SITE := "mkdocs-material==9.8.2" "nbclient==0.10.*" "ipykernel==7.*"
 # The release for `make test-newest`, and where it is installed.
@@ -178,6 +181,7 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	  "onnxscript>=0.5" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
 	  "torchmetrics>=1.5" "playwright>=1.45" "shtab>=1.6" "$(TORCH)"
+	$(BIN)/pip install --quiet --no-deps $(EXACT_LIBRARIES)
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	touch $@
 

@@ -451,16 +451,23 @@ def make_module_rules(lists: int, changes: list[_Planned], name: str, /) -> tupl
     from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
     apply them."""
 
-def put_rules_in_modules(resolver: Callable[[list[Any], int], int] | None, /) -> None:
+def put_rules_in_modules(
+    resolver: Callable[[list[Any], int], int] | None,
+    judge: Callable[[list[Any], int, Any], None] | None,
+    /,
+) -> None:
     """Makes the rules depend on the running module, or no longer for None. ``resolver`` is called when a module is
     first called within certain others, with the objects of the module and of those around it, from the innermost
-    outwards, and the number of the lists. It returns the number of a rule set, or 0."""
+    outwards, and the number of the lists. It returns the number of a rule set, or 0. ``judge`` is called when the first
+    call of an outermost module returns, with the same and the weights that were used: the operation, the Parameter,
+    the modules that ran, and the number of the rule set."""
 
 class TracedCall:
     """A call of a module that a compiler traces. The module counts as running until ``leave``."""
 
     def __init__(self, module: Any) -> None: ...
     def leave(self) -> None: ...
+    def judged(self, result: Any) -> Any: ...
     @property
     def region(self) -> int:
         """The number of the region in which the call runs, or -1 if it is the current one."""

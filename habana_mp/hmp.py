@@ -207,7 +207,7 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
         start = preset_named("hmp-default" if preset is None else preset)
         own = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
         policy = policy_from_lists(start, options.lower, own, given=given)
-    return replace(left_alone(policy) if level == "O0" else policy, exact=exact), start
+    return replace(left_alone(policy) if level == "O0" else policy, exact=exact, strict=options.strict), start
 
 
 @refused_in_graphs

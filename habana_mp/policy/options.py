@@ -298,6 +298,14 @@ class Options:
             help='a line and its precision, as in `rules=` of convert: --rule "softmax @ encoder.**=fp32"',
         ),
     )
+    strict: bool = _option(
+        False,
+        "True: a pattern of ``rules`` or of your list files that matches no module is a ValueError at the end of the "
+        "first call of a model, not a warning. Lines without a pattern, and those of presets, are not judged.",
+        _switch,
+        more="patterns.md#patterns-that-match-nothing",
+        flag=_flag("--strict", "run", action="store_true", help="a pattern that matches no module is an error"),
+    )
     exact: Iterable[GivenExact] | None = _option(
         None,
         'Code in which no list lowers an operation: a list of names of packages and modules (``"package.module"``), '

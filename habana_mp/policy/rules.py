@@ -122,6 +122,8 @@ class Policy:
     rulings: Mapping[str, Ruling] = field(default_factory=dict, compare=False)
     #: The lines that hold in some modules, and a function that returns all rules where such lines are in force.
     module_rules: ModuleRules = field(default=ModuleRules(()), compare=False)
+    #: True if a pattern of the user's that matches no module is an error.
+    strict: bool = field(default=False, compare=False)
     rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
 
 

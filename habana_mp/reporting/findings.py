@@ -657,7 +657,7 @@ def _of_environment(report: Records) -> Iterator[Finding]:
         yield _finding(
             "lower weights",
             f"Values in lower precision were written into weights in float32 ({counted(updates, 'call')}): if that is "
-            "the step of an optimizer of your own, put it under `with hmp.disable_casts():`",
+            "the step of an optimizer of your own, put it under `with hmp.disable_casts():`, with all of its state",
         )
     is_told = any("losses" in row.noticed for row in report.rows)
     for place, precision in () if is_told else (environment.get("lower_losses") or {}).items():

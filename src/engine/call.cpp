@@ -151,6 +151,7 @@ Decision decision_to_report(Decision decision) {
     }
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result);
+    if (plan.decision.reason == Reason::in_place) note_update_of_weight(arguments);
     report(target, decision_to_report(shown.value_or(plan.decision)), {});
     return result;
   }

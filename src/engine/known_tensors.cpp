@@ -158,8 +158,15 @@ bool is_argument(PyObject* result, const Arguments& arguments) {
   return std::find(arguments.values, end, result) != end;
 }
 
-// Counts a call that writes lower values into a weight in float32, as the step of an optimizer does that is no
-// torch.optim's and that the lists reach.
+// The last result in this thread that was computed from widened values, and its memory. They are compared only.
+struct Widened {
+  PyObject* result;
+  const void* memory;
+};
+thread_local Widened last_widened{};
+
+}  // namespace
+
 void note_update_of_weight(const Arguments& arguments) {
   PyObject* target = arguments.values[0];
   if (host::kind_of(target) == Kind::sequence && PySequence_Fast_GET_SIZE(target) != 0) {
@@ -170,7 +177,10 @@ void note_update_of_weight(const Arguments& arguments) {
   if (is_weight && holds_lower_tensor(arguments)) ++lower_updates;
 }
 
-}  // namespace
+void note_data_of_weight(PyObject* weight, PyObject* value) noexcept {
+  const bool is_widened = value == last_widened.result && memory_of(value) == last_widened.memory;
+  if (host::is_parameter(weight) && (is_widened || was_lowered(value))) ++lower_updates;
+}
 
 std::uint64_t lower_updates = 0;
 
@@ -178,6 +188,7 @@ bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Cast
   if (context.casts == 0) return true;
   if (!is_lower(plan.to)) {
     if (facts.rule.action == Action::in_place) note_update_of_weight(facts.arguments);
+    if (facts.rule.action == Action::widest) last_widened = {result, memory_of(result)};
     return true;
   }
   if (result == Py_None || is_argument(result, facts.arguments)) return true;

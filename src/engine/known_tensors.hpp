@@ -22,6 +22,11 @@ bool may_be_lowered_in_graph(PyObject* tensor);
 
 // The calls that wrote values in lower precision into a weight in float32.
 extern std::uint64_t lower_updates;
+// Counts an in-place call of that kind, as in the step of an optimizer that is no torch.optim's and that the lists
+// reach.
+void note_update_of_weight(const Arguments& arguments);
+// Counts the assignment of a lower value, or of one that was computed from lower values, to the data of a weight.
+void note_data_of_weight(PyObject* weight, PyObject* value) noexcept;
 
 // Remembers the result if this call lowered its inputs, or if it sums inputs in float32 that an earlier call lowered.
 // If autograd tracks the result, this calls the region's function with it instead. Returns false with an exception set

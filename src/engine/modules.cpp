@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/seen_calls.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
 #include "host/taps.hpp"
@@ -89,6 +90,7 @@ void note_lower_parameters(const Arguments& arguments) noexcept {
 namespace {
 
 NeverDestroyed<Owned> known_resolver;
+NeverDestroyed<Owned> known_judge;
 std::uint64_t generation = 0;  // rules that were found in another one are forgotten
 
 // Asks Python. Returns null for the lists as they are; null with a Python exception set on failure.
@@ -109,7 +111,7 @@ const RuleSet* resolve(const watch::RunningModule* module, std::int64_t lists) {
 std::optional<const RuleSet*> rules_in_module(PyObject* module) {
   const ThreadState& state = thread_state;
   if (state.lists_suspended) return state.region;
-  const watch::ModuleCall* const call = watch::innermost_module_call();
+  watch::ModuleCall* const call = watch::innermost_module_call();
   const RuleSet* const around = begins_to_apply_lists(module) ? rule_set_of_modules() : base_of(state.region);
   if (call == nullptr || !call->module) return around;
   const bool is_outside = around == nullptr && lists_wait_for_a_module();
@@ -121,9 +123,12 @@ std::optional<const RuleSet*> rules_in_module(PyObject* module) {
     return nullptr;
   };
   const watch::FoundRules* const before = known();
-  if (before != nullptr && before->generation == generation) [[likely]]
+  if (before != nullptr && before->generation == generation) [[likely]] {
+    if (!before->is_judged) call->unjudged = lists;
     return before->rules == nullptr ? around : before->rules;
-  const watch::FoundRules found{lists, generation, resolve(call->module.get(), lists)};
+  }
+  const bool is_inside = call->module->around != nullptr;
+  const watch::FoundRules found{lists, generation, resolve(call->module.get(), lists), is_inside};
   if (PyErr_Occurred() != nullptr) return std::nullopt;
   // Another thread may have found some meanwhile, or converted: then the next call asks again.
   if (watch::FoundRules* const now = known()) {
@@ -131,7 +136,18 @@ std::optional<const RuleSet*> rules_in_module(PyObject* module) {
   } else {
     call->module->rules.push_back(found);
   }
+  if (!is_inside) call->unjudged = lists;
   return found.rules == nullptr ? around : found.rules;
+}
+
+bool judge_rules(watch::ModuleCall& call, PyObject* uses) {
+  if (!call.unjudged || !*known_judge) return true;
+  for (watch::FoundRules& one : call.module->rules) one.is_judged |= one.lists == *call.unjudged;
+  const Owned judge = Owned::borrowed(known_judge->get());
+  const Owned objects = watch::objects_of(call.module.get());
+  const Owned lists(PyLong_FromLongLong(*call.unjudged));
+  if (!objects || !lists) return false;
+  return static_cast<bool>(Owned(PyObject_CallFunctionObjArgs(judge.get(), objects.get(), lists.get(), uses, nullptr)));
 }
 
 // ---- the stub ----
@@ -165,8 +181,16 @@ PyObject* call_where_lists_wait(PyObject* const* values, std::size_t flagged_cou
 PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const std::optional<const RuleSet*> rules = rules_in_module(values[0]);
   if (!rules) return nullptr;
-  if (*rules == thread_state.region) return call_tap.call(values, flagged_count, keywords);
-  return call_under(*rules, values, flagged_count, keywords);
+  const auto call = [&] {
+    return *rules == thread_state.region ? call_tap.call(values, flagged_count, keywords)
+                                         : call_under(*rules, values, flagged_count, keywords);
+  };
+  watch::ModuleCall* const innermost = watch::innermost_module_call();
+  if (innermost == nullptr || !innermost->unjudged) [[likely]]
+    return call();
+  const NoticedWeights noticed;
+  Owned result(noticed.uses ? call() : nullptr);
+  return result && judge_rules(*innermost, noticed.uses.get()) ? result.release() : nullptr;
 }
 
 PyObject* call_in_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -243,10 +267,11 @@ void follow_modules(bool follows) noexcept {
   call_tap.exchange_stub(wanted_stub());
 }
 
-void put_rules_in_modules(PyObject* resolver) noexcept {
+void put_rules_in_modules(PyObject* resolver, PyObject* judge) noexcept {
   if (resolver != nullptr) free_marks_in_modules();
   ++generation;
   const Owned former = std::exchange(*known_resolver, Owned::borrowed_or_null(resolver));
+  const Owned former_judge = std::exchange(*known_judge, Owned::borrowed_or_null(judge));
   call_tap.exchange_stub(wanted_stub());
 }
 

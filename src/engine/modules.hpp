@@ -13,6 +13,7 @@
 #include "engine/region.hpp"
 #include "host/reader.hpp"
 #include "owned.hpp"
+#include "watch/modules.hpp"
 
 namespace habana_mp::engine {
 
@@ -75,8 +76,9 @@ void follow_modules(bool follows) noexcept;
 // Makes the rules depend on the running module, or for null no longer. `resolver` is called with the objects of the
 // running module and of the modules around it, from the innermost outwards, and the number of the region whose lists
 // the rules change (0: convert's lists, -1: convert's lists where `within` does not apply them). It returns the number
-// of a rule set, or 0 if the lists stay as they are. Rules found by an earlier function are forgotten.
-void put_rules_in_modules(PyObject* resolver) noexcept;
+// of a rule set, or 0 if the lists stay as they are. Rules found by an earlier function are forgotten. `judge` is
+// called when the first call of an outermost module returns, with the same and NoticedWeights::uses. It may raise.
+void put_rules_in_modules(PyObject* resolver, PyObject* judge) noexcept;
 
 // Makes what leaves a model float32, or no longer.
 void convert_model_results(ResultSettings settings) noexcept;
@@ -95,5 +97,8 @@ bool begins_to_apply_lists(PyObject* module) noexcept;
 // Returns the rules for the innermost call of a module that is open in this thread, that of `module`. Nullopt with a
 // Python exception set if the function raised.
 std::optional<const RuleSet*> rules_in_module(PyObject* module);
+// Calls `judge` for this call, which returns now, if its rules are unjudged. False with a Python exception set if it
+// raised.
+bool judge_rules(watch::ModuleCall& call, PyObject* uses);
 
 }  // namespace habana_mp::engine

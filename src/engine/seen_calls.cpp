@@ -7,6 +7,7 @@
 
 #include "engine/facts.hpp"
 #include "engine/originals.hpp"
+#include "engine/region.hpp"
 #include "engine/reporting.hpp"
 #include "errors.hpp"
 #include "host/modes.hpp"
@@ -14,6 +15,7 @@
 #include "listeners.hpp"
 #include "tensor/cast.hpp"
 #include "watch/calls.hpp"
+#include "watch/modules.hpp"
 #include "watch/values.hpp"
 #include "weights/cache.hpp"
 
@@ -225,6 +227,26 @@ template <typename Make>
   return result;
 }
 
+// ---- weights that are used ------------------------------------------------------------------------------------------
+
+thread_local NoticedWeights* noticing = nullptr;
+int noticing_threads = 0;  // the GIL protects it
+
+void notice_weights(const Target& target, const Arguments& arguments) {
+  host::for_each_tensor(arguments.values, arguments.count(), [&](PyObject* tensor) {
+    const bool may_be_view = host::is_exact_tensor(tensor) && !host::function_mode_is_on();
+    const Owned base(may_be_view ? PyObject_GetAttrString(tensor, "_base") : nullptr);  // of `weight.t()`
+    PyObject* const weight = base ? base.get() : tensor;
+    if (!host::is_parameter(weight)) return clear_error();
+    const Owned modules = watch::objects_of(watch::running_module().get());
+    const RuleSet* const rules = thread_state.region;
+    const unsigned number = rules != nullptr && rules->is_in_modules ? rules->number : 0;
+    const char* const name = target.operation.c_str();
+    const Owned use(modules ? Py_BuildValue("sOOI", name, weight, modules.get(), number) : nullptr);
+    if (!use || PyList_Append(noticing->uses.get(), use.get()) != 0) clear_error();
+  });
+}
+
 // ---- the answers ----------------------------------------------------------------------------------------------------
 
 bool is_only_guarded = false;
@@ -235,6 +257,7 @@ inline bool is_passed() noexcept { return is_only_guarded && !is_unseen && --cal
 template <typename Make>
 PyObject* seen(Target& target, const Arguments& arguments, std::optional<Decision> decision, const Make& make) {
   if (is_unseen) return call_original(target, arguments);
+  if (noticing != nullptr && !casts_are_disabled()) notice_weights(target, arguments);
   if (is_only_guarded) return checked(target, arguments, make);
   const auto check = [&] { return --calls_left > 0 ? make() : checked(target, arguments, make); };
   return *observing ? observed(target, arguments, decision, check) : check();
@@ -266,8 +289,9 @@ constexpr Answers seen_answers{&answer_by_rule_seen,
 
 void choose_answers() noexcept {
   const bool is_guarded = static_cast<bool>(guard->found);
-  is_only_guarded = is_guarded && !is_watched && !*observing;
-  answers = is_watched || is_guarded || *observing ? seen_answers : plain_answers;
+  const bool is_seen = is_watched || *observing || noticing_threads != 0;
+  is_only_guarded = is_guarded && !is_seen;
+  answers = is_seen || is_guarded ? seen_answers : plain_answers;
 }
 
 }  // namespace
@@ -310,6 +334,18 @@ std::optional<Decision> decision_of_observed_call() noexcept {
 
 void note_decision(const Target& target, Decision decision) noexcept {
   if (current_call != nullptr && &current_call->target == &target) current_call->decision = decision;
+}
+
+NoticedWeights::NoticedWeights() : uses(PyList_New(0)), former(noticing) {
+  noticing = uses ? this : former;
+  ++noticing_threads;
+  choose_answers();
+}
+
+NoticedWeights::~NoticedWeights() {
+  noticing = former;
+  --noticing_threads;
+  choose_answers();
 }
 
 UnseenBlock::UnseenBlock() noexcept : former_(std::exchange(is_unseen, true)) {}

@@ -319,7 +319,7 @@ bool uninstall() {
   // From here on nothing can fail.
   forget_regions();
   stop_waiting_for_modules();
-  put_rules_in_modules(nullptr);
+  put_rules_in_modules(nullptr, nullptr);
   free_marks_in_modules();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;

@@ -264,6 +264,7 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   // tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.original()(self, value, closure);
   if (is_lower(host::kind_of(value)) && listens(Listener::watch)) watch::notice_carried(value, self);
+  note_data_of_weight(self, value);
   const Owned taken = values_of_state(value, "the `.data` of a tensor", self);
   return taken ? data.original()(self, taken.get(), closure) : -1;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ struct FoundRules {
   std::int64_t lists = 0;
   std::uint64_t generation = 0;
   const engine::RuleSet* rules = nullptr;
+  bool is_judged = true;  // false for those of an outermost module until one of its calls has returned
 };
 
 // An object that is called while certain other modules run. Its path and its rules depend on these objects alone. One
@@ -50,6 +52,7 @@ struct ModuleCall : OpenCall<ModuleCall> {
   [[nodiscard]] const ModulePath* path() const noexcept { return module ? module->path.get() : nullptr; }
 
   std::shared_ptr<RunningModule> module;
+  std::optional<std::int64_t> unjudged;  // lists whose rules in this module are judged when the call returns
   std::uint64_t begin = 0;
   bool has_frame = true;  // false for a block that was deferred in that module and runs now
   bool is_in_backward = false;

@@ -571,6 +571,49 @@ def test_weights_that_code_of_ones_own_updates_in_lower_precision_are_found(conv
         assert step(lambda weight, change: weight.sub_(change)) == []
 
 
+@pytest.mark.parametrize("detail", ["operations", "modules", "lines"])
+def test_a_momentum_of_ones_own_in_lower_precision_is_found_with_each_detail(detail: Any) -> None:
+    """The step sets `.data`, and the momentum is in a dict."""
+
+    def train() -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
+        speeds = {name: torch.zeros_like(one) for name, one in model.named_parameters()}
+        hmp.reset_report()
+        for _ in range(3):
+            model(torch.randn(4, 8)).float().square().mean().backward()
+            with torch.no_grad():
+                for name, one in model.named_parameters():
+                    assert one.grad is not None
+                    speeds[name] = 0.8 * speeds[name] + 0.2 * one.grad
+                    one.data = one.data - 0.05 * speeds[name]
+                    one.grad = None
+        found.append({one.dtype for one in speeds.values()})
+        return [one.text for one in hmp.report(show=False).findings if one.kind == "lower weights"]
+
+    found: list[set[torch.dtype]] = []
+    hmp.convert(report=detail)
+    (text,) = train()
+    assert "(12 calls)" in text
+    assert "hmp.disable_casts()" in text
+    hmp.convert(preset="recommended", report=detail)  # lowers in modules alone
+    assert train() == []
+    assert found == [{torch.bfloat16}, {torch.float32}]
+
+
+def test_weights_that_get_other_data_are_no_step(converted: Converter) -> None:
+    converted(bf16=["linear", "mul"])
+    layer, other = nn.Linear(16, 16), nn.Linear(16, 16)
+    hmp.reset_report()
+    for _ in range(3):
+        with torch.no_grad():
+            x = layer(torch.ones(16, 16)) + torch.ones(16, 16)
+        layer.weight.data = other.weight.data.clone()
+        layer.weight.data = torch.full((16, 16), 0.5)
+        del x
+    assert [one for one in hmp.report(show=False).findings if one.kind == "lower weights"] == []
+
+
 def test_a_loss_in_lower_precision_is_found_once() -> None:
     for detail in ("operations", "lines"):
         hmp.convert(report=detail)

@@ -183,6 +183,14 @@ def test_options_are_those_of_convert(tmp_path: Path) -> None:
         assert done.stdout.strip() == f"{printed} True", (options, done.stderr)
 
 
+def test_a_strict_run_ends_with_the_pattern_that_matches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import torch\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.ones(2, 4))\n")
+    for options, status in (((), 0), (("--strict",), 1)):
+        done = python(*RUN, *options, "--rule", "linear @ head=fp32", "script.py", cwd=tmp_path)
+        assert done.returncode == status
+        assert "`linear @ head` has no effect: no module of Linear is at `head`" in done.stderr
+
+
 def test_verbose_logs_each_call(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LINEAR)
     done = python(*RUN, "--verbose", "script.py", cwd=tmp_path)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from habana_mp import HmpWarning, hmp
+from habana_mp.patches.torch import stored_values
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.probes import BF16, FP32, M, N
@@ -90,6 +91,30 @@ def made_state(kind: str, value: torch.Tensor) -> torch.Tensor:
         module.table = value
         return module._buffers["table"]
     return module.weight
+
+
+def test_the_advice_for_outputs_that_a_hook_stores_can_be_followed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def step(rounds: bool = False) -> torch.Tensor:
+        def store(module: nn.Module, _: Any, output: torch.Tensor) -> None:
+            module.register_buffer("last", output.float() if rounds else output)
+
+        with model[0].register_forward_hook(store), torch.no_grad():
+            model(M)
+        return model[0]._buffers["last"]
+
+    hmp.convert(preset="recommended")
+    (caught,) = warned(lambda: [step() for _ in range(2)])
+    assert "hmp.keep on the module that computes them" in str(caught.message)
+    assert "call .float() to store them rounded" in str(caught.message)
+    stored_values.forget_warnings()
+    assert warned(lambda: step(rounds=True)) == []
+    hmp.keep(model[0])
+    assert warned(step) == []
+    exact = step()
+    hmp.restore()
+    assert torch.equal(exact, model[0](M).detach())
 
 
 STATE = ["parameter", "data", "data of a tensor", "buffer", "assigned buffer"]

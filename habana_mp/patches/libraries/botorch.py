@@ -1,31 +1,15 @@
-"""botorch optimises with line searches, and compares what it sums."""
-
-from __future__ import annotations
+"""botorch optimises with line searches, which stop when two values are equal."""
 
 from habana_mp.patches.tools.in_float32 import exactly
-from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_library
 
 EXACT_PACKAGES = ("botorch",)
 
 _FUNCTIONS = assumption_of_library("botorch", "optimise, and are exact")
 
-EXCHANGES = (
-    Exchange(
-        exactly,
-        {
-            # Line searches, which stop when two values are equal.
-            "botorch.fit": ("fit_gpytorch_mll",),
-            "botorch.optim.optimize": (
-                *(
-                    "optimize_acqf",
-                    "optimize_acqf_cyclic",
-                    "optimize_acqf_discrete",
-                    "optimize_acqf_discrete_local_search",
-                ),
-                *("optimize_acqf_list", "optimize_acqf_mixed"),
-            ),
-            "botorch.optim.optimize_mixed": ("optimize_acqf_mixed_alternating",),
-        },
-        _FUNCTIONS,
-    ),
-)
+_SEARCHES: Table = {
+    "botorch.fit": ("fit_gpytorch_mll",),
+    "botorch.optim.optimize": ("*",),
+    "botorch.optim.optimize_mixed": ("optimize_acqf_mixed_alternating",),
+}
+EXCHANGES = (Exchange(exactly, _SEARCHES, _FUNCTIONS),)

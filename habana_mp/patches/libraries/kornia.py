@@ -1,13 +1,4 @@
 """kornia's geometry moves pixels by products of small matrices; its losses and filters subtract close values."""
 
-from __future__ import annotations
-
-EXACT_PACKAGES = (
-    "kornia.augmentation",
-    "kornia.color",
-    "kornia.enhance",
-    "kornia.filters",
-    "kornia.geometry",
-    "kornia.losses",
-    "kornia.metrics",
-)
+_PARTS = ("augmentation", "color", "enhance", "filters", "geometry", "losses", "metrics")
+EXACT_PACKAGES = tuple(f"kornia.{name}" for name in _PARTS)

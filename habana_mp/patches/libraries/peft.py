@@ -1,26 +1,17 @@
 """peft creates and merges adapters, and wraps models and layers."""
 
-from __future__ import annotations
-
 from habana_mp.patches.tools.casts_off import without_casts
-from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_library
 
 _FUNCTIONS = assumption_of_library("peft", "make and merge adapters")
 
-EXCHANGES = (
-    Exchange(
-        without_casts,
-        {
-            "peft.tuners.tuners_utils": (
-                *("BaseTuner.inject_adapter", "BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter"),
-                "BaseTuner._unload_and_optionally_merge",
-            ),
-            "peft.peft_model": ("PeftModel.get_prompt_embedding_to_save",),
-            "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
-        },
-        _FUNCTIONS,
-    ),
-)
+_TUNER = ("inject_adapter", "merge_adapter", "unmerge_adapter", "_unload_and_optionally_merge")
+_ADAPTERS: Table = {
+    "peft.tuners.tuners_utils": tuple(f"BaseTuner.{name}" for name in _TUNER),
+    "peft.peft_model": ("PeftModel.get_prompt_embedding_to_save",),
+    "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
+}
+EXCHANGES = (Exchange(without_casts, _ADAPTERS, _FUNCTIONS),)
 
 WRAPPERS = {
     "peft.peft_model.PeftModel": "base_model",

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from habana_mp.patches.tools.in_float32 import exactly
-from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_library
 
 EXACT_PACKAGES = ("torchmetrics",)
 
@@ -24,11 +24,5 @@ def given_exact_method(original: Any, arguments: tuple[Any, ...], keywords: dict
     return original(owner, exact)
 
 
-EXCHANGES = (
-    Exchange(
-        given_exact_method,
-        {"torchmetrics.metric": ("Metric._wrap_update", "Metric._wrap_compute")},
-        _FUNCTIONS,
-        positional=2,
-    ),
-)
+_WRAPPERS: Table = {"torchmetrics.metric": ("Metric._wrap_update", "Metric._wrap_compute")}
+EXCHANGES = (Exchange(given_exact_method, _WRAPPERS, _FUNCTIONS, positional=2),)

@@ -1,7 +1,5 @@
 """torchvision prepares data: it creates grids of positions, and recognises integers by their dtype."""
 
-from __future__ import annotations
-
 from habana_mp.patches.tools.casts_off import without_casts
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_library
 

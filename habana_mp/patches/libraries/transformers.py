@@ -51,21 +51,10 @@ _FUNCTIONS = assumption_of_library(
     "transformers", "make weights, or switch autocast off for a block", ", and such a block too"
 )
 
+# A model that is loaded starts without memory, and computes its buffers after its constructor.
+_LOADS = tuple(f"PreTrainedModel.{name}" for name in ("from_pretrained", "init_weights", "resize_token_embeddings"))
 EXCHANGES = (
-    Exchange(
-        without_casts,
-        {
-            # A model that is loaded starts without memory, and computes its buffers after its constructor.
-            "transformers.modeling_utils": (
-                *(
-                    "PreTrainedModel.from_pretrained",
-                    "PreTrainedModel.init_weights",
-                    "PreTrainedModel.resize_token_embeddings",
-                ),
-            ),
-        },
-        _FUNCTIONS,
-    ),
+    Exchange(without_casts, {"transformers.modeling_utils": _LOADS}, _FUNCTIONS),
     # It switches autocast off for a block, but only if it finds autocast on (rule 10).
     Exchange(
         protected, {"transformers.utils.generic": ("maybe_autocast",)}, _FUNCTIONS, positional=3, names=("enabled",)

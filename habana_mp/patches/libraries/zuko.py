@@ -1,19 +1,9 @@
-"""zuko solves differential equations."""
-
-from __future__ import annotations
+"""zuko solves differential equations: an adaptive solver shortens its steps until an error does not show."""
 
 from habana_mp.patches.tools.in_float32 import exactly
-from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_library
 
 _FUNCTIONS = assumption_of_library("zuko", "solve differential equations, and are exact")
 
-EXCHANGES = (
-    Exchange(
-        exactly,
-        {
-            # An adaptive solver shortens its steps until an error in the last digits does not show.
-            "zuko.utils": ("odeint", "AdaptiveCheckpointAdjoint.backward"),
-        },
-        _FUNCTIONS,
-    ),
-)
+_SOLVER: Table = {"zuko.utils": ("odeint", "AdaptiveCheckpointAdjoint.backward")}
+EXCHANGES = (Exchange(exactly, _SOLVER, _FUNCTIONS),)

@@ -140,14 +140,14 @@ class ModulesInGraphs(WhenImported):
                 if form.lower is not None and any(one.dtype is form.lower for one in called.parameters()):
                     form = form._replace(lower=None)
                 if form == (-1, None) and not are_there_kept():
-                    return original(*arguments, **keywords)
+                    return traced.judged(original(*arguments, **keywords))
                 from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 
                 self._being_called.append((called, tx.output))
                 self._forms.append(form)
                 try:
                     function: Any = _call
-                    return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
+                    return traced.judged(UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs))
                 finally:
                     self._being_called.pop()
                     self._forms.pop()

@@ -13,7 +13,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common import locks
-from habana_mp.common.errors import warn
+from habana_mp.common.errors import ListError, warn
 from habana_mp.patches.tools import tapped_calls
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch import module_paths
@@ -23,7 +23,8 @@ from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED
-from habana_mp.policy.module_rules import kept_operations
+from habana_mp.policy.lists import EVERY
+from habana_mp.policy.module_rules import FROM_PRESET, Decided, kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
 
@@ -42,7 +43,7 @@ class RulesInModules:
         #: What was warned about, and the patterns that were compared with a model.
         self._told: set[object] = set()
         self.is_on = False
-        self._resolver = run_by_python(self._number)
+        self._resolver, self._judge = run_by_python(self._number), run_by_python(self._judge_first_call)
 
     def forget_warnings(self) -> None:
         """Lets each warning be given again."""
@@ -55,7 +56,7 @@ class RulesInModules:
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
         tapped_calls.begin("rules")
-        _core.put_rules_in_modules(self._resolver)
+        _core.put_rules_in_modules(self._resolver, self._judge)
         modules_in_graphs.begin("rules")
         exported_programs.install()
 
@@ -64,7 +65,7 @@ class RulesInModules:
         if self.is_on:
             exported_programs.uninstall()
             modules_in_graphs.end("rules")
-            _core.put_rules_in_modules(None)
+            _core.put_rules_in_modules(None, None)
             tapped_calls.end("rules")
             module_paths.forget()
             self.is_on = False  # last: after an error, another call goes on
@@ -77,9 +78,7 @@ class RulesInModules:
                 return 0
             kept = self._kept(chain)
             trees = module_paths.trees_of(chain)
-            matches = [policy.module_rules.match(one.paths, module_paths.class_names(one.outermost)) for one in trees]
-            if policy.module_rules and trees:
-                self._tell_of_patterns_without_match(policy, trees[0].outermost)
+            matches = _matches(policy, trees)
             if kept is None and not any(one.patterns or one.rest for one in matches):
                 return 0
             with locks.installation:
@@ -139,14 +138,53 @@ class RulesInModules:
             self._told.add(what)
             warn(text)
 
-    def _tell_of_patterns_without_match(self, policy: Policy, outermost: torch.nn.Module) -> None:
-        """Warns once of each pattern that matches no module of a model that runs, nor of another living one."""
-        lines = {one.listed.pattern: one.listed for one in policy.module_rules.rules}
-        if self._told.issuperset(lines):
+    def _judge_first_call(self, chain: list[Any], lists: int, uses: list[tuple[str, Any, list[Any], int]]) -> None:
+        """Looks at the patterns, and at the weights that were used, when an outermost module first returns."""
+        policy, trees = self._policy_of(max(lists, 0)), module_paths.trees_of(chain)
+        if policy is None or not policy.covered or not trees:
             return
+        holders: dict[int, list[torch.nn.Module]] = {}
+        for module in modules_in(trees[0].outermost):
+            for one in module._parameters.values():
+                holders.setdefault(id(one), []).append(module)
+        for operation, weight, running, number in uses:
+            owners = holders.get(id(weight), [])
+            is_inside = any(one is owner for one in running for owner in owners)
+            # A compiled graph sets the rules of the modules in it, which it does not call.
+            if owners and not is_inside and number == self._number(running, lists):
+                self._tell_of_weights_used_elsewhere(policy, operation, owners[0], running)
         # A module without weights is no model: it prepares data or computes a loss, also before there is a model.
-        is_model = any(one is not None for part in modules_in(outermost) for one in part._parameters.values())
-        if not is_model:
+        if holders.keys() - {id(None)}:
+            self._judge_patterns(policy, trees[0].outermost)
+
+    def _tell_of_weights_used_elsewhere(
+        self, policy: Policy, operation: str, owner: torch.nn.Module, running: list[Any]
+    ) -> None:
+        """Warns once of a line that holds in a module, but not here, where another one reads its weights itself."""
+
+        def decided(chain: list[Any]) -> Decided:
+            matches, kept = _matches(policy, module_paths.trees_of(chain)), self._kept(chain)
+            return policy.module_rules.decided(matches)[0] if kept is None else kept_operations(kept)
+
+        meant, here = decided([owner, *running]).get(operation), {**policy.lines, **decided(running)}.get(operation)
+        if meant is None or meant[0] == (here[0] if here else meant[0] if meant[1].name == EVERY else None):
+            return
+        line, (outermost, paths) = meant[1], module_paths.trees_of(running)[0]
+        named = ".".join(min(module_paths.trees_of([owner, *running])[0].paths))
+        what, key = (f"{line.where}: `{line.line_text}`", "") if line.pattern else (f"hmp.keep of `{named}`", named)
+        user = ".".join(min(paths)) or type(outermost).__name__
+        self._tell_once(
+            (line, key),
+            f"{what} does not hold for `{operation}` in {type(running[0]).__name__}, which reads the weights of "
+            f"`{named}` itself: {f'write `{line.name} @ {user}`' if line.pattern else f'keep `{user}`'}, or call "
+            f"`{named}` there",
+        )
+
+    def _judge_patterns(self, policy: Policy, outermost: torch.nn.Module) -> None:
+        """Tells once of each pattern that matches no module of a model that ran, nor of another living one."""
+        rules = sorted(policy.module_rules.rules, key=lambda one: one.source)
+        lines = {one.listed.pattern: one for one in rules}
+        if self._told.issuperset(lines):
             return
         paths = module_paths.all_paths(outermost)
         known = self._told | policy.module_rules.patterns_with_match(paths, module_paths.class_names(outermost))
@@ -154,12 +192,22 @@ class RulesInModules:
             for other in module_paths.outermost_modules():
                 others = module_paths.all_paths(other)
                 known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
-        unknown = lines.keys() - known
         self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
-        for pattern in unknown:
-            near = nearest_path(pattern, map(".".join, paths))
-            hint = f"; did you mean `{near}`?" if near else ""
-            warn(
-                f"{lines[pattern].where}: `{lines[pattern].line_text}` has no effect: no module of "
-                f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`{hint}"
+        problems = []
+        for pattern in sorted(lines.keys() - known):
+            near, line = nearest_path(pattern, map(".".join, paths)), lines[pattern].listed
+            text = (
+                f"{line.where}: `{line.line_text}` has no effect: no module of "
+                f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`"
+                + (f"; did you mean `{near}`?" if near else "")
             )
+            if policy.strict and lines[pattern].source != FROM_PRESET:
+                problems.append(text)
+            else:
+                warn(text)
+        if problems:
+            raise ListError("\n".join(problems))
+
+
+def _matches(policy: Policy, trees: list[module_paths.Tree]) -> list[Match]:
+    return [policy.module_rules.match(one.paths, module_paths.class_names(one.outermost)) for one in trees]

@@ -97,8 +97,8 @@ def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
     if line not in _warned:
         _warned.add(line)
         warn(
-            f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or "
-            "under hmp.disable_casts() to have them exact"
+            f"{what} {why}; it stays in float32, but its values were rounded. Compute them under hmp.disable_casts(), "
+            "or use hmp.keep on the module that computes them, to have them exact; call .float() to store them rounded"
         )
     with casts_off():
         return values.float()

@@ -147,6 +147,11 @@ class TracedCall {
     if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->mark};
   }
 
+  // Judges the rules when the call was traced to its end. Returns its result.
+  py::object judged(const py::object& result) {
+    or_throw(engine::judge_rules(*call_, Owned(PyList_New(0)).get()));
+    return result;
+  }
   void leave() noexcept {
     call_.reset();
     model_.reset();
@@ -248,11 +253,13 @@ void register_state(py::module_& module) {
   module.def("make_module_rules", &make_module_rules);
   module.def("exact_rules", &exact_rules);
   module.def("living", &living);
-  module.def("put_rules_in_modules",
-             [](const py::object& resolver) { engine::put_rules_in_modules(pointer_or_null(resolver)); });
+  module.def("put_rules_in_modules", [](const py::object& resolver, const py::object& judge) {
+    engine::put_rules_in_modules(pointer_or_null(resolver), pointer_or_null(judge));
+  });
   py::class_<TracedCall> traced(module, "TracedCall",
                                 "A call of a module while a compiler traces it, until it leaves.");
   traced.def("__init__", &Constructor<make_traced_call>::call, is_constructor, py::arg("module"))
+      .def("judged", &TracedCall::judged)
       .def("leave", &TracedCall::leave)
       .def_property_readonly("is_outermost", &TracedCall::is_outermost)
       .def_property_readonly("region", &TracedCall::region);
