@@ -304,7 +304,7 @@ class Options:
         "first call of a model, not a warning. Lines without a pattern, and those of presets, are not judged.",
         _switch,
         more="patterns.md#patterns-that-match-nothing",
-        flag=_flag("--strict", "run", action="store_true", help="a pattern that matches no module is an error"),
+        flag=Flag("--strict", "run", action="store_true", help="a pattern that matches no module is an error"),
     )
     exact: Iterable[GivenExact] | None = _option(
         None,
