@@ -229,7 +229,6 @@ def guarded_largest() -> dict[str, float]:
 def forget_guarded_largest() -> None: ...
 def set_watch(
     passed_over: tuple[str, ...],
-    compilers: tuple[str, ...],
     call_impl_code: types.CodeType | None,
     names: Callable[[Any, list[Any]], tuple[int, str, str]],
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
@@ -238,8 +237,7 @@ def set_watch(
     /,
 ) -> None:
     """Sets what the watch needs to find the place of a call; called once: the beginnings of the names of files to pass
-    over, and of files that trace; the code of a module's call; functions that return the names of modules, and the
-    place of traced code."""
+    over; the code of a module's call; functions that return the names of modules, and the place of traced code."""
 
 def set_sensitive(operations: dict[str, int], /) -> None:
     """Sets the operations whose values the core checks while lines are watched, with numbers of Sensitivity
@@ -466,6 +464,18 @@ class TracedCall:
     @property
     def is_outermost(self) -> bool:
         """True if what the call returns is converted."""
+
+class TracedCalls:
+    """The calls of one graph that a compiler traces. They count when ``count`` is called."""
+
+    def __init__(self) -> None: ...
+    def count(self) -> None: ...
+
+#: For calls that never count.
+dropped_calls: TracedCalls
+
+def exchange_traced_calls(calls: TracedCalls | None) -> TracedCalls | None:
+    """Sets where the calls of this thread are collected instead of counted, or None. Returns the former value."""
 
 def region_is_put_in(number: int) -> bool:
     """True if everything that the region needs is covered."""

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from habana_mp.patches.libraries import library_patches
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch import autograd_hooks, checkpoint, checks_of_dtypes, module_paths, without_casts
+from habana_mp.patches.torch import (
+    autograd_hooks,
+    checkpoint,
+    checks_of_dtypes,
+    module_paths,
+    traced_calls,
+    without_casts,
+)
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.begun_backwards import BACKWARD
@@ -25,6 +32,7 @@ from habana_mp.patches.torch.weight_cache import WeightCache
 
 #: The named functions of torch that are replaced by others.
 EXCHANGES = (
+    *traced_calls.EXCHANGES,
     *without_casts.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,

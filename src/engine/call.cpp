@@ -157,7 +157,7 @@ Decision decision_to_report(Decision decision) {
 
 // Counts a call, also one that failed, and returns `result`.
 static PyObject* counted_as_protected(Target& target, PyObject* result) {
-  count(target, protected_call, {});
+  count_unlogged(target, protected_call);
   return result;
 }
 
@@ -183,7 +183,7 @@ static PyObject* counted_as_protected(Target& target, PyObject* result) {
     holds_lower = rules::draft_protected(rule, reading, facts).to == Kind::f32;
   }
   Owned last = try_plain_again(holds_lower, facts);
-  if (!last) count(target, protected_call, {});
+  if (!last) count_unlogged(target, protected_call);
   return last.release();
 }
 

@@ -4,9 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "engine/seen_calls.hpp"
+#include "engine/state.hpp"
 #include "errors.hpp"
+#include "host/modes.hpp"
 #include "log/log.hpp"
 #include "watch/calls.hpp"
 
@@ -21,27 +24,56 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   }
   log::Origin origin;
   if (!listens(Listener::watch)) watch::bound_places();
-  if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call(), false)) {
+  if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call())) {
     origin = {place->file, place->line};
   }
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }
 
+thread_local TracedCalls* collected = nullptr;
+int collecting_threads = 0;  // the GIL protects it
+
 }  // namespace
 
-void notify_listeners(Target& target, Decision decision, const CastContext& context) {
+NeverDestroyed<TracedCalls> dropped_calls;
+
+TracedCalls* exchange_traced_calls(TracedCalls* calls) noexcept {
+  collecting_threads += (calls != nullptr ? 1 : 0) - (collected != nullptr ? 1 : 0);
+  set_listening(Listener::compiler, collecting_threads != 0);
+  return std::exchange(collected, calls);
+}
+
+// Takes the count of a call back if this thread collects calls. Collects those of the script: others are parts of
+// operations that were decided as a whole.
+bool is_set_aside(Target& target, Decision decision, const CastContext& context) {
+  if (collected == nullptr) return false;
+  const bool is_dropped = collected == &*dropped_calls || is_below_dispatcher() || host::function_mode_is_on() ||
+                          caller_is_inside_of_an_operation();
+  if (!is_dropped && target.index == no_index) return false;  // the target of a user's function may be freed before
+  count(target, decision, context, -1);
+  if (!is_dropped) collected->calls_.push_back({&target, decision, context, watch::traced_place()});
+  return true;
+}
+
+void TracedCalls::count() {
+  TracedCalls* const around = exchange_traced_calls(nullptr);
+  for (const Traced& one : std::exchange(calls_, {})) {
+    engine::count(*one.target, one.decision, one.context);
+    notify_listeners(*one.target, one.decision, one.context, true, one.place.get());
+  }
+  exchange_traced_calls(around);
+}
+
+void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged, PyObject* traced) {
   const HeldError held;
+  if (listens(Listener::observer)) note_decision(target, decision);
+  if (listens(Listener::compiler) && is_set_aside(target, decision, context)) return;
   const unsigned casts = context.casts - context.cached;
   if (listens(Listener::watch)) {
     watch::decided(&target, target.operation, target.index != no_index, decision,
-                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts);
+                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts, traced);
   }
-  if (listens(Listener::observer)) note_decision(target, decision);
-  if (log::is_active()) log_call(target, decision, casts);
-}
-
-void notify_watch(Target& target, Decision decision) {
-  watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
+  if (is_logged && log::is_active()) log_call(target, decision, casts);
 }
 
 namespace {

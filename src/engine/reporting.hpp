@@ -1,26 +1,59 @@
 // Counts finished calls, and passes them on to the watch, the log and the trace.
 #pragma once
 
+#include <vector>
+
 #include "engine/cast_arguments.hpp"
 #include "listeners.hpp"
 #include "rules/trace.hpp"
 
 namespace habana_mp::engine {
 
-inline void count(Target& target, Decision decision, const CastContext& context) noexcept {
+// `times`: 1, or -1 to take a count back.
+inline void count(Target& target, Decision decision, const CastContext& context, std::int64_t times = 1) noexcept {
   Count& counter =
       target.counts[static_cast<std::size_t>(decision.precision)][static_cast<std::size_t>(decision.reason)];
-  ++counter.calls;
-  counter.casts += context.casts - context.cached;
-  counter.bytes += context.made.bytes;
-  counter.small += context.small;
+  const auto factor = static_cast<std::uint64_t>(times);
+  counter.calls += factor;
+  counter.casts += factor * (context.casts - context.cached);
+  counter.bytes += factor * context.made.bytes;
+  counter.small += factor * context.small;
 }
 
-// Reports a finished call to the watch and the log.
-void notify_listeners(Target& target, Decision decision, const CastContext& context);
+// The calls of one graph that a compiler traces. They count when the graph is compiled, since Dynamo drops the trace of
+// code that it cannot compile as one graph, and begins again.
+class TracedCalls {
+ public:
+  TracedCalls() = default;
+  TracedCalls(const TracedCalls&) = delete;
+  TracedCalls& operator=(const TracedCalls&) = delete;
+  void count();
 
-// Reports a finished call to the watch alone.
-void notify_watch(Target& target, Decision decision);
+ private:
+  friend bool is_set_aside(Target&, Decision, const CastContext&);
+  struct Traced {
+    Target* target;
+    Decision decision;
+    CastContext context;
+    Owned place;  // as watch::traced_place returns it
+  };
+  std::vector<Traced> calls_;
+};
+// For calls that never count: those of a compiler's passes, and those of compiled code when it runs.
+extern NeverDestroyed<TracedCalls> dropped_calls;
+// Sets where this thread's calls are collected instead of counted, or null. Returns the former value.
+TracedCalls* exchange_traced_calls(TracedCalls* calls) noexcept;
+
+// Reports a finished call to the watch and the log. `traced`: the place of a call that was traced, or null.
+void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged = true,
+                      PyObject* traced = nullptr);
+
+// Counts a call that the log leaves out.
+inline void count_unlogged(Target& target, Decision decision) {
+  count(target, decision, {});
+  if (anybody_listens()) [[unlikely]]
+    notify_listeners(target, decision, {}, false);
+}
 
 // ---- HABANA_MP_TRACE: prints the steps of the decisions about calls of one operation, or of all, to stderr ----
 

@@ -42,8 +42,7 @@ PyObject* watched(Target& target, const Arguments& arguments, const Make& make) 
 PyObject* watched_as_written(Target& target, const Arguments& arguments, Decision decision) {
   return watched(target, arguments, [&](const watch::Call&) {
     PyObject* result = call_original(target, arguments);
-    count(target, decision, {});
-    notify_watch(target, decision);
+    count_unlogged(target, decision);
     return result;
   });
 }
@@ -60,11 +59,7 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Argumen
 }
 
 PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
-  return watched(target, arguments, [&](const watch::Call& call) {
-    PyObject* result = answer_protected(target, arguments);
-    if (!call.is_recorded()) notify_watch(target, protected_call);
-    return result;
-  });
+  return watched(target, arguments, [&](const watch::Call&) { return answer_protected(target, arguments); });
 }
 
 // Records a call of an operation without a rule if its first floating tensor is in a lower precision: its result then

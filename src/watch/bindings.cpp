@@ -109,10 +109,9 @@ py::list watched_events() {
 }  // namespace
 
 void register_watch(py::module_& module) {
-  module.def("set_watch", [](const py::tuple& passed_over, const py::tuple& compilers, const py::object& call_impl_code,
-                             const py::object& names, const py::object& traced_place, const py::object& mark,
-                             const py::object& took) {
-    watch::set_passed_over(passed_over.ptr(), compilers.ptr(), call_impl_code.ptr());
+  module.def("set_watch", [](const py::tuple& passed_over, const py::object& call_impl_code, const py::object& names,
+                             const py::object& traced_place, const py::object& mark, const py::object& took) {
+    watch::set_passed_over(passed_over.ptr(), call_impl_code.ptr());
     watch::set_module_names(names.ptr());
     watch::set_traced_place(traced_place.ptr());
     watch::set_device_clock(mark.ptr(), took.ptr());

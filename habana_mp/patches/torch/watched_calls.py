@@ -52,7 +52,7 @@ def _nanoseconds_of_cast(count: int) -> float:
 def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
     code, times = tapped_calls.CODE_OF_CALLS, device_times
-    _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place, times.mark, times.took)
+    _core.set_watch(passed_over(), code, module_name, _traced_place, times.mark, times.took)
     kinds = (observed.ANGLES, observed.COUNTS, observed.STATISTICS, observed.SUMS, observed.DECAYS)
     _core.set_sensitive({name: number for number, names in enumerate(kinds, 1) for name in names})
 

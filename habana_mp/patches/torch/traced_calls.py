@@ -1,0 +1,88 @@
+"""Which calls count where a compiler works: each call in a graph once, when the graph is compiled.
+
+The compiler's passes call torch on examples, and a graph that is not compiled by AOTAutograd calls it when it runs.
+These calls do not count.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.patches.tools.compiled_functions import leave_to_python
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
+
+_CALLS = assumption_of_functions(
+    "torch.traced-calls",
+    "a compiler works in `compile_context`; Dynamo runs each operation of a graph by `get_fake_value`, with its node and "
+    "the translator of the code, and compiles the graph by `call_user_compiler`; torch.export has functions for its parts",
+    "the report also counts what a compiler calls",
+)
+
+
+@contextmanager
+def _collecting(calls: _core.TracedCalls | None) -> Iterator[None]:
+    before = _core.exchange_traced_calls(calls)
+    try:
+        _core.exchange_traced_calls(calls)
+        yield
+    finally:
+        _core.exchange_traced_calls(before)
+
+
+@contextmanager
+def compiling(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Any]:
+    """Replaces a context in which a compiler works."""
+    with _collecting(_core.dropped_calls), original(*arguments, **keywords) as given:
+        yield given
+
+
+def without_count(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a part of a compiler."""
+    with _collecting(_core.dropped_calls):
+        return original(*arguments, **keywords)
+
+
+def counted_once(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that traces code by running it."""
+    calls = _core.TracedCalls()
+    with _collecting(calls):
+        made = original(*arguments, **keywords)
+    calls.count()
+    return made
+
+
+def _calls_of(graph: Any) -> _core.TracedCalls:
+    calls: _core.TracedCalls = vars(graph).setdefault("_habana_mp_calls", _core.TracedCalls())
+    return calls
+
+
+def collected(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces the function that runs an operation of a graph to learn its result."""
+    with _collecting(_calls_of(arguments[1].output)):
+        return original(*arguments, **keywords)
+
+
+def compiled(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces the method that compiles a graph."""
+    _calls_of(arguments[0]).count()
+    made = original(*arguments, **keywords)
+    if not isinstance(getattr(made, "__self__", made), torch.fx.GraphModule):
+        return made
+    run = functools.wraps(made)(lambda *args: without_count(made, args, {}))
+    leave_to_python(run)
+    return run
+
+
+EXCHANGES = (
+    Exchange(compiling, {"torch._guards": ("compile_context",)}, _CALLS),
+    Exchange(collected, {"torch._dynamo.utils": ("get_fake_value",)}, _CALLS, positional=2),
+    Exchange(compiled, {"torch._dynamo.output_graph": ("OutputGraph.call_user_compiler",)}, _CALLS, positional=1),
+    Exchange(counted_once, {"torch.export._trace": ("_non_strict_export",)}, _CALLS),
+    Exchange(without_count, {"torch.export._trace": ("_strict_export",)}, _CALLS),
+)
