@@ -483,9 +483,13 @@ def region_is_put_in(number: int) -> bool:
 def put_in_region(number: int) -> None:
     """Covers again what the region needs."""
 
-def enter_region(owner: Any, number: int) -> bool:
+def enter_region(owner: Any, number: int, inside: str | None = None) -> bool:
     """Begins the region of this number in this thread, or for 0 one without casts. Returns False, and begins none, if
-    what the region needs was removed from torch."""
+    what the region needs was removed from torch. ``inside``: the name of the function that runs without casts, for the
+    report."""
+
+def blocks_without_casts() -> int:
+    """Returns the number of blocks without casts that users have begun."""
 
 def leave_region(owner: Any) -> None:
     """Ends the last region that this owner began in this thread. Raises RuntimeError if there is none."""

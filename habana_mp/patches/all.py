@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from habana_mp.patches.libraries import library_patches
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
-from habana_mp.patches.torch import (
-    autograd_hooks,
-    checkpoint,
-    checks_of_dtypes,
-    module_paths,
-    traced_calls,
-    without_casts,
-)
+from habana_mp.patches.torch import autograd_hooks, checkpoint, checks_of_dtypes, module_paths, without_casts
 from habana_mp.patches.torch.accelerators import graphs_of_accelerators
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.begun_backwards import BACKWARD
@@ -28,11 +21,12 @@ from habana_mp.patches.torch.optimizer_steps import OptimizerSteps, UnwrappedSte
 from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode, distributed_code
 from habana_mp.patches.torch.stored_values import StoredValues
+from habana_mp.patches.torch.traced_calls import OF_COMPILERS
 from habana_mp.patches.torch.weight_cache import WeightCache
 
 #: The named functions of torch that are replaced by others.
 EXCHANGES = (
-    *traced_calls.EXCHANGES,
+    *OF_COMPILERS,
     *without_casts.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,

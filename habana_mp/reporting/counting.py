@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, for
 from habana_mp.patches.torch.begun_backwards import lower_loss
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
+from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
@@ -72,8 +74,8 @@ _OF_WEIGHTS = ("hits", "refreshes", "refreshed_bytes", "refused", "products")
 
 _Counters = Counter[tuple[str, ...]]
 
-#: The graphs that Dynamo had compiled when the counts were reset.
-_graphs_before = [0]
+#: The graphs that Dynamo had compiled, and the blocks without casts that users had begun, when the counts were reset.
+_before = {"graphs": 0, "blocks": 0}
 
 #: The counts of blocks that the report leaves out.
 _left_out: _Counters = Counter()
@@ -141,12 +143,12 @@ def current() -> Report:
             bytes=now["bytes"],
             reasons={why: counters["reasons", why] for why in now["reasons"] if counters["reasons", why]},
         ),
-        detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
+        detail="lines" if any(row.file is not None for row in rows) else "modules" if records or (stopwatch.seconds and not rows) else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=edges,
         configuration=configuration(),
         seconds=stopwatch.seconds if records else None,
-        environment=_environment(),
+        environment=_environment() | ({} if any(row.is_lower for row in rows) else {"uncounted": _uncounted()}),
         ranges=shares_of_range(_core.guarded_largest()),
         guarded=dict(guard_texts.named),
         results=(counters["results", "tensors"], counters["results", "bytes"]),
@@ -156,7 +158,8 @@ def current() -> Report:
 
 def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
     rule, is_own = _rule_of(record["operation"], record["precision"], record["reason"], record["module"] or "")
-    seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
+    measured = (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
+    seconds, cast_seconds = (None, None) if record["phase"] == "traced" else on_device or measured
     given = {one.name: record[one.name] for one in fields(Row) if one.name in record}
     given |= {"operation": plain_name(record["operation"]), "seconds": seconds, "cast_seconds": cast_seconds}
     return Row(**given, rule=rule, is_own=is_own)
@@ -191,10 +194,26 @@ def _environment() -> dict[str, Any]:
         "lower_state": stepped_weights.found(),
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
-        "compiled_graphs": graphs_compiled() - _graphs_before[0],
-        "compiled_before": _graphs_before[0],
+        "compiled_graphs": graphs_compiled() - _before["graphs"],
+        "compiled_before": _before["graphs"],
+        "disabled_blocks": _core.blocks_without_casts() - _before["blocks"],
         "optimizer_steps": stepped_weights.steps(),
     }
+
+
+#: The modules of Python with classes of quantized modules.
+_QUANTIZED = re.compile(r"\.quantized\.|^(bitsandbytes|torchao|gptqmodel|awq|hqq)\.")
+
+
+def _uncounted() -> list[str]:
+    """Returns the kinds of models in this process whose operations reach no function of torch that Python calls."""
+    kinds = {type(one) for one in all_modules()}
+    found = {
+        "quantized modules": any(_QUANTIZED.search(f"{kind.__module__}.") for kind in kinds),
+        "TorchScript": any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds),
+        "onnxruntime": "onnxruntime" in sys.modules,
+    }
+    return [name for name, is_there in found.items() if is_there]
 
 
 def _processor() -> str:
@@ -221,4 +240,4 @@ def reset() -> None:
     forget_places()
     stepped_weights.forget()
     lower_loss.clear()
-    _graphs_before[0] = graphs_compiled()
+    _before.update(graphs=graphs_compiled(), blocks=_core.blocks_without_casts())

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/region.hpp"
 #include "engine/seen_calls.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
@@ -71,7 +72,8 @@ void notify_listeners(Target& target, Decision decision, const CastContext& cont
   const unsigned casts = context.casts - context.cached;
   if (listens(Listener::watch)) {
     watch::decided(&target, target.operation, target.index != no_index, decision,
-                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts, traced);
+                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts, traced,
+                   decision.reason == Reason::inside ? function_without_casts() : nullptr);
   }
   if (is_logged && log::is_active()) log_call(target, decision, casts);
 }

@@ -7,6 +7,7 @@
 
 #include "engine/facts.hpp"
 #include "engine/originals.hpp"
+#include "engine/region.hpp"
 #include "engine/reporting.hpp"
 #include "errors.hpp"
 #include "host/modes.hpp"
@@ -82,7 +83,8 @@ PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
 PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   const bool has_rule = rule_of_lists(target).action != Action::none || target.unlisted->action != Action::none;
   if (!has_rule || (!policy_is_installed && thread_state.region == nullptr)) return call_original(target, arguments);
-  return watched_as_written(target, arguments, {Precision::unchanged, Reason::disabled});
+  const Reason reason = function_without_casts() == nullptr ? Reason::disabled : Reason::inside;
+  return watched_as_written(target, arguments, {Precision::unchanged, reason});
 }
 
 Owned cast_timed(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {

@@ -34,6 +34,7 @@ py::dict shown(const watch::Record& record) {
   row["line"] = place == nullptr ? py::object(py::none()) : py::int_(place->line);
   row["function"] = place == nullptr ? py::none() : text_of_bytes(place->function);
   row["module"] = path_or_none(key.module);
+  row["inside"] = text_of_bytes(key.inside == nullptr ? std::string() : *key.inside);
   row["calls"] = record.calls;
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "host/frames.hpp"
 #include "host/modes.hpp"
 #include "host/tensors.hpp"
 #include "watch/values.hpp"
@@ -50,7 +51,7 @@ void find_place(Key& key, PyObject* traced) {
 }
 
 Record* record_call(const std::string& operation, bool is_kept, rules::Decision decision, const Amounts& amounts,
-                    PyObject* traced) {
+                    PyObject* traced, PyObject* inside) {
   const HeldError held;
   Key key;
   // Other code may run while the place is found. If it drops the records, the place is found again.
@@ -59,6 +60,7 @@ Record* record_call(const std::string& operation, bool is_kept, rules::Decision 
     key = {.decision = decision};
     find_place(key, traced);
   }
+  if (inside != nullptr) key.inside = operation_named(host::bytes_of(inside));
   key.operation = is_kept ? &operation : operation_named(operation);
   Record& record = record_of(key);
   ++record.calls;
@@ -169,8 +171,8 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
-             const Amounts& amounts, bool some_by_torch, PyObject* traced) {
-  Record* const record = record_call(operation, is_kept, decision, amounts, traced);
+             const Amounts& amounts, bool some_by_torch, PyObject* traced, PyObject* inside) {
+  Record* const record = record_call(operation, is_kept, decision, amounts, traced, inside);
   Call* const innermost = open_calls.outer();
   if (traced != nullptr || innermost == nullptr || innermost->target != target) return;
   innermost->record = record;

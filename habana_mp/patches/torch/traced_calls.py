@@ -1,8 +1,4 @@
-"""Which calls count where a compiler works: each call in a graph once, when the graph is compiled.
-
-The compiler's passes call torch on examples, and a graph that is not compiled by AOTAutograd calls it when it runs.
-These calls do not count.
-"""
+"""Counts each call in a graph of torch.compile or torch.export once, and no other call that a compiler makes."""
 
 from __future__ import annotations
 
@@ -26,10 +22,9 @@ _CALLS = assumption_of_functions(
 
 
 @contextmanager
-def _collecting(calls: _core.TracedCalls | None) -> Iterator[None]:
+def _collecting(calls: _core.TracedCalls) -> Iterator[None]:
     before = _core.exchange_traced_calls(calls)
     try:
-        _core.exchange_traced_calls(calls)
         yield
     finally:
         _core.exchange_traced_calls(before)
@@ -43,15 +38,13 @@ def compiling(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 
 def without_count(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a part of a compiler."""
     with _collecting(_core.dropped_calls):
         return original(*arguments, **keywords)
 
 
 def counted_once(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that traces code by running it."""
-    calls = _core.TracedCalls()
-    with _collecting(calls):
+    with _collecting(calls := _core.TracedCalls()):
         made = original(*arguments, **keywords)
     calls.count()
     return made
@@ -63,23 +56,22 @@ def _calls_of(graph: Any) -> _core.TracedCalls:
 
 
 def collected(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces the function that runs an operation of a graph to learn its result."""
+    """Replaces the function that runs an operation of a graph on examples."""
     with _collecting(_calls_of(arguments[1].output)):
         return original(*arguments, **keywords)
 
 
 def compiled(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces the method that compiles a graph."""
+    """Replaces the method that compiles a graph. Some backends return the graph itself, whose operations are calls."""
     _calls_of(arguments[0]).count()
     made = original(*arguments, **keywords)
-    if not isinstance(getattr(made, "__self__", made), torch.fx.GraphModule):
-        return made
-    run = functools.wraps(made)(lambda *args: without_count(made, args, {}))
-    leave_to_python(run)
-    return run
+    if isinstance(getattr(made, "__self__", made), torch.fx.GraphModule):
+        leave_to_python(run := functools.wraps(made)(lambda *args: without_count(made, args, {})))
+        return run
+    return made
 
 
-EXCHANGES = (
+OF_COMPILERS = (
     Exchange(compiling, {"torch._guards": ("compile_context",)}, _CALLS),
     Exchange(collected, {"torch._dynamo.utils": ("get_fake_value",)}, _CALLS, positional=2),
     Exchange(compiled, {"torch._dynamo.output_graph": ("OutputGraph.call_user_compiler",)}, _CALLS, positional=1),

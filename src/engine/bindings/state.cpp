@@ -103,10 +103,10 @@ engine::RuleSet& region(std::uint64_t number) {
 }
 
 // Returns false if the region belongs to an earlier installation.
-bool enter_region(const py::object& owner, std::uint64_t number) {
+bool enter_region(const py::object& owner, std::uint64_t number, const py::object& inside) {
   const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
   if (set != nullptr && set->installation != engine::installation_number()) return false;
-  engine::enter_region(owner.ptr(), set);
+  engine::enter_region(owner.ptr(), set, pointer_or_null(inside));
   return true;
 }
 
@@ -240,7 +240,8 @@ void register_state(py::module_& module) {
   module.def("region_is_put_in",
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
-  module.def("enter_region", &enter_region);
+  module.def("enter_region", &enter_region, py::arg("owner"), py::arg("number"), py::arg("inside") = py::none());
+  module.def("blocks_without_casts", [] { return engine::blocks_without_casts; });
   module.def("leave_region", &leave_region);
   module.def("leave_if_open", [](const py::object& owner) { engine::leave_region(owner.ptr()); });
   module.def("current_region", [] {
