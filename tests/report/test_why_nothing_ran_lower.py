@@ -11,20 +11,33 @@ from torch import nn
 from habana_mp import hmp
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
-MODEL = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
-QUANTIZED = torch.ao.quantization.quantize_dynamic(MODEL.eval(), {nn.Linear}, dtype=torch.qint8)
-SCRIPTED = torch.jit.trace(MODEL, X)
 
 pytestmark = pytest.mark.usefixtures("counted")
 
 
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
+
+
 def disabled() -> None:
-    hmp.disable_casts()(MODEL)(X)
+    with hmp.disable_casts():
+        model()(X)
+
+
+def quantized() -> object:
+    made = torch.ao.quantization.quantize_dynamic(model(), {nn.Linear}, dtype=torch.qint8)
+    hmp.reset_report()
+    return made(X), made
+
+
+def scripted() -> object:
+    made = torch.jit.script(model())
+    return made(X), made
 
 
 def in_autocast() -> None:
     with torch.autocast("cpu", enabled=False):
-        MODEL(X)
+        model()(X)
 
 
 IN_BLOCKS = 'Calls in 1 block of hmp.disable_casts() count with report="modules" and "lines" only'
@@ -36,8 +49,8 @@ NO_CALL = "no call that a list or a rule decides was counted in this process sin
     [
         (lambda: None, NO_CALL, "no module ran, and the lists lower only in one"),
         (disabled, IN_BLOCKS, "2 calls left alone ... (under disable_casts)"),
-        (lambda: QUANTIZED(X), "Those of quantized modules", "3 modules ran, without a call that a list or a rule decides"),
-        (lambda: SCRIPTED(X), "and of TorchScript are not counted", "1 module ran, without a call"),
+        (quantized, "Those of quantized modules", "4 modules ran, without a call that a list or a rule decides"),
+        (scripted, "TorchScript are not counted", "1 module ran, without a call"),
         (in_autocast, "2 calls left alone (inside of torch.autocast(enabled=False)", "(inside of torch.autocast"),
         (lambda: nn.Linear(8, 2).double()(X.double()), "1 call left alone (an input is float64", "(an input is float64"),
         (
@@ -51,17 +64,18 @@ def test_the_first_line_has_the_reason(run: Callable[[], object], by_operations:
     for detail, expected in (("operations", by_operations), ("modules", by_modules), ("lines", by_modules)):
         hmp.convert(preset="recommended", report=detail)  # type: ignore[arg-type]
         hmp.reset_report()
-        run()
+        kept = run()
         first = hmp.report(show=False).words[0]
         assert first.startswith("Nothing ran in lower precision: ")
-        assert all(part in first for part in expected.split(" ... ")), detail
+        assert all(part in first for part in expected.split(" ... ")), (detail, first)
         hmp.restore()
+        del kept
 
 
 def gradients() -> None:
-    nn.utils.clip_grad_norm_([X.clone().requires_grad_()], 1.0)
-    MODEL(X).sum().backward()
-    nn.utils.clip_grad_norm_(MODEL.parameters(), 1.0, foreach=False)
+    parameter = X.clone().requires_grad_()
+    parameter.sum().backward()
+    nn.utils.clip_grad_norm_([parameter], 1.0, foreach=False)
 
 
 def window() -> None:

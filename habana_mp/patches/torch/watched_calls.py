@@ -90,14 +90,14 @@ def _tells_of_tracing() -> bool:
 
 
 def _traced_module() -> str | None:
-    """Returns the path of the module whose forward is traced, or None. It is made from the first argument of each
-    function that Dynamo traces."""
+    """Returns the path of the module whose forward is traced, or None. It is made from the `self` of each function that
+    Dynamo traces."""
     translators: Any = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator
     modules: list[Any] = []
     try:
         translator = translators.current_tx().output.current_tx  # for the innermost function
         while translator is not None:
-            module = getattr(translator.symbolic_locals.get("".join(translator.f_code.co_varnames[:1])), "value", None)
+            module = getattr(translator.symbolic_locals.get("self"), "value", None)
             if isinstance(module, torch.nn.Module) and module not in modules:
                 modules.append(module)
             translator = translator.parent
