@@ -465,17 +465,12 @@ class TracedCall:
     def is_outermost(self) -> bool:
         """True if what the call returns is converted."""
 
-class TracedCalls:
-    """The calls of one graph that a compiler traces. They count when ``count`` is called."""
+def exchange_traced_graph(graph: int, /) -> int:
+    """Sets the graph for which this thread collects its calls instead of counting them: 0 for none, 1 for calls that
+    never count. Returns the former one."""
 
-    def __init__(self) -> None: ...
-    def count(self) -> None: ...
-
-#: For calls that never count.
-dropped_calls: TracedCalls
-
-def exchange_traced_calls(calls: TracedCalls | None) -> TracedCalls | None:
-    """Sets where the calls of this thread are collected instead of counted, or None. Returns the former value."""
+def count_traced(graph: int, /) -> None:
+    """Counts the calls that were collected for a graph."""
 
 def region_is_put_in(number: int) -> bool:
     """True if everything that the region needs is covered."""

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +28,7 @@ from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, lines_about
 from habana_mp.policy.kept import are_there_kept
 from habana_mp.policy.module_rules import KEPT
+from habana_mp.policy.options import Detail
 from habana_mp.reporting import guard_texts
 from habana_mp.reporting.merging import joined
 from habana_mp.reporting.records import (
@@ -143,7 +144,7 @@ def current() -> Report:
             bytes=now["bytes"],
             reasons={why: counters["reasons", why] for why in now["reasons"] if counters["reasons", why]},
         ),
-        detail="lines" if any(row.file is not None for row in rows) else "modules" if records or (stopwatch.seconds and not rows) else "operations",
+        detail=_detail(rows, is_watched=bool(records or (stopwatch.seconds and not rows))),
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=edges,
         configuration=configuration(),
@@ -154,6 +155,10 @@ def current() -> Report:
         results=(counters["results", "tensors"], counters["results", "bytes"]),
         is_live=True,
     )
+
+
+def _detail(rows: Sequence[Row], *, is_watched: bool) -> Detail:
+    return "lines" if any(row.file is not None for row in rows) else "modules" if is_watched else "operations"
 
 
 def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
@@ -207,13 +212,10 @@ _QUANTIZED = re.compile(r"\.quantized\.|^(bitsandbytes|torchao|gptqmodel|awq|hqq
 
 def _uncounted() -> list[str]:
     """Returns the kinds of models in this process whose operations reach no function of torch that Python calls."""
-    kinds = {type(one) for one in all_modules()}
-    found = {
-        "quantized modules": any(_QUANTIZED.search(f"{kind.__module__}.") for kind in kinds),
-        "TorchScript": any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds),
-        "onnxruntime": "onnxruntime" in sys.modules,
-    }
-    return [name for name, is_there in found.items() if is_there]
+    models = all_modules()
+    quantized = ["quantized modules"] if any(_QUANTIZED.search(f"{type(one).__module__}.") for one in models) else []
+    scripted = ["TorchScript"] if any(isinstance(one, torch.jit.ScriptModule) for one in models) else []
+    return quantized + scripted + [one for one in ("onnxruntime",) if one in sys.modules]
 
 
 def _processor() -> str:

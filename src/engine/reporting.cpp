@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "engine/region.hpp"
 #include "engine/seen_calls.hpp"
@@ -31,38 +32,49 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }
 
-thread_local TracedCalls* collected = nullptr;
+struct TracedCall {
+  std::uint64_t graph;
+  Target* target;
+  Decision decision;
+  CastContext context;
+  Owned place;  // as watch::traced_place returns it
+};
+thread_local std::vector<TracedCall> traced_calls;  // empty while the thread collects none
+thread_local std::uint64_t traced_graph = 0;
 int collecting_threads = 0;  // the GIL protects it
-
-}  // namespace
-
-NeverDestroyed<TracedCalls> dropped_calls;
-
-TracedCalls* exchange_traced_calls(TracedCalls* calls) noexcept {
-  collecting_threads += (calls != nullptr ? 1 : 0) - (collected != nullptr ? 1 : 0);
-  set_listening(Listener::compiler, collecting_threads != 0);
-  return std::exchange(collected, calls);
-}
 
 // Takes the count of a call back if this thread collects calls. Collects those of the script: others are parts of
 // operations that were decided as a whole.
 bool is_set_aside(Target& target, Decision decision, const CastContext& context) {
-  if (collected == nullptr) return false;
-  const bool is_dropped = collected == &*dropped_calls || is_below_dispatcher() || host::function_mode_is_on() ||
+  if (traced_graph == 0) return false;
+  const bool is_dropped = traced_graph == no_graph || is_below_dispatcher() || host::function_mode_is_on() ||
                           caller_is_inside_of_an_operation();
   if (!is_dropped && target.index == no_index) return false;  // the target of a user's function may be freed before
   count(target, decision, context, -1);
-  if (!is_dropped) collected->calls_.push_back({&target, decision, context, watch::traced_place()});
+  if (!is_dropped) traced_calls.push_back({traced_graph, &target, decision, context, watch::traced_place()});
   return true;
 }
 
-void TracedCalls::count() {
-  TracedCalls* const around = exchange_traced_calls(nullptr);
-  for (const Traced& one : std::exchange(calls_, {})) {
-    engine::count(*one.target, one.decision, one.context);
+}  // namespace
+
+std::uint64_t exchange_traced_graph(std::uint64_t graph) noexcept {
+  if (graph == 0) traced_calls.clear();
+  collecting_threads += int{graph != 0} - int{traced_graph != 0};
+  set_listening(Listener::compiler, collecting_threads != 0);
+  return std::exchange(traced_graph, graph);
+}
+
+void count_traced(std::uint64_t graph) {
+  std::vector<TracedCall> calls = std::exchange(traced_calls, {});
+  const std::uint64_t around = exchange_traced_graph(0);
+  for (const TracedCall& one : calls) {
+    if (one.graph != graph) continue;
+    count(*one.target, one.decision, one.context);
     notify_listeners(*one.target, one.decision, one.context, true, one.place.get());
   }
-  exchange_traced_calls(around);
+  exchange_traced_graph(around);
+  std::erase_if(calls, [=](const TracedCall& one) { return one.graph == graph; });
+  traced_calls = std::move(calls);
 }
 
 void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged, PyObject* traced) {

@@ -1,8 +1,6 @@
 // Counts finished calls, and passes them on to the watch, the log and the trace.
 #pragma once
 
-#include <vector>
-
 #include "engine/cast_arguments.hpp"
 #include "listeners.hpp"
 #include "rules/trace.hpp"
@@ -20,29 +18,13 @@ inline void count(Target& target, Decision decision, const CastContext& context,
   counter.small += factor * context.small;
 }
 
-// The calls of one graph that a compiler traces. They count when the graph is compiled, since Dynamo drops the trace of
-// code that it cannot compile as one graph, and begins again.
-class TracedCalls {
- public:
-  TracedCalls() = default;
-  TracedCalls(const TracedCalls&) = delete;
-  TracedCalls& operator=(const TracedCalls&) = delete;
-  void count();
-
- private:
-  friend bool is_set_aside(Target&, Decision, const CastContext&);
-  struct Traced {
-    Target* target;
-    Decision decision;
-    CastContext context;
-    Owned place;  // as watch::traced_place returns it
-  };
-  std::vector<Traced> calls_;
-};
-// For calls that never count: those of a compiler's passes, and those of compiled code when it runs.
-extern NeverDestroyed<TracedCalls> dropped_calls;
-// Sets where this thread's calls are collected instead of counted, or null. Returns the former value.
-TracedCalls* exchange_traced_calls(TracedCalls* calls) noexcept;
+// Sets the graph for which this thread collects its calls instead of counting them: 0 for none, `no_graph` for calls
+// that never count, such as those of a compiler's passes. Returns the former one.
+inline constexpr std::uint64_t no_graph = 1;
+std::uint64_t exchange_traced_graph(std::uint64_t graph) noexcept;
+// Counts the calls that were collected for a graph. Dynamo drops what it traced of code that it cannot compile as one
+// graph, and begins again.
+void count_traced(std::uint64_t graph);
 
 // Reports a finished call to the watch and the log. `traced`: the place of a call that was traced, or null.
 void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged = true,

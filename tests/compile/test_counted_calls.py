@@ -108,7 +108,9 @@ def test_training_adds_no_row(backend: str) -> None:
     for _ in range(2):
         compiled(X).sum().backward()
     report = hmp.report(show=False)
-    assert [(row.operation, row.phase, row.calls) for row in report if row.phase != "forward"] == [("linear", "traced", 1)]
+    assert [(row.operation, row.phase, row.calls) for row in report if row.phase != "forward"] == [
+        ("linear", "traced", 1)
+    ]
     assert report.words[0].startswith("The product ran in bf16")
 
 

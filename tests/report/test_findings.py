@@ -101,7 +101,10 @@ def test_traced_calls_have_no_time_of_their_own() -> None:
         ([row("add", "fp32", "widest")], {"within": "modules"}, ": no module ran, and the lists lower only in one"),
         ([row("linear", "unchanged", "disabled")], {}, ": 100 calls left alone at train.py:7 (under disable_casts)"),
         (
-            [row("norm", "unchanged", "inside", inside="torch's clip_grad_norm_"), row("add", "fp32", "widest", calls=1)],
+            [
+                row("norm", "unchanged", "inside", inside="torch's clip_grad_norm_"),
+                row("add", "fp32", "widest", calls=1),
+            ],
             {},
             ": 100 calls left alone at train.py:7 (inside torch's clip_grad_norm_, which computes in float32)",
         ),

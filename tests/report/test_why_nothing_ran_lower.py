@@ -1,4 +1,4 @@
-"""The first line of a report in which nothing ran in lower precision, and the names of functions that run without casts."""
+"""The first line of a report in which nothing ran lower, and the names of functions that run without casts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ NO_CALL = "no call that a list or a rule decides was counted in this process sin
         (quantized, "Those of quantized modules", "4 modules ran, without a call that a list or a rule decides"),
         (scripted, "TorchScript are not counted", "1 module ran, without a call"),
         (in_autocast, "2 calls left alone (inside of torch.autocast(enabled=False)", "(inside of torch.autocast"),
-        (lambda: nn.Linear(8, 2).double()(X.double()), "1 call left alone (an input is float64", "(an input is float64"),
+        (
+            lambda: nn.Linear(8, 2).double()(X.double()),
+            "1 call left alone (an input is float64",
+            "(an input is float64",
+        ),
         (
             lambda: torch.mm(X, X.t()),
             "all counted calls were outside of modules, and the lists lower only in a module",

@@ -38,8 +38,7 @@ def casts_off(
         return torch.autocast(_core.disabled_flag, dtype=torch.bfloat16)
     made = block()
     if function is not None:
-        package, name = function.__module__.partition(".")[0], function.__qualname__.rpartition("<locals>.")[2]
-        made.inside = name if package == "__main__" else f"{package}'s {name}"
+        made.inside = f"{function.__module__.partition('.')[0]}'s {function.__qualname__}".removeprefix("__main__'s ")
     return made
 
 

@@ -179,8 +179,6 @@ py::list living(const py::type& kind) {
 
 TracedCall make_traced_call(const py::object& module) { return TracedCall(module); }
 
-engine::TracedCalls make_traced_calls() { return {}; }
-
 }  // namespace
 
 void register_state(py::module_& module) {
@@ -259,11 +257,8 @@ void register_state(py::module_& module) {
       .def("leave", &TracedCall::leave)
       .def_property_readonly("is_outermost", &TracedCall::is_outermost)
       .def_property_readonly("region", &TracedCall::region);
-  py::class_<engine::TracedCalls>(module, "TracedCalls", "The calls of one graph that a compiler traces.")
-      .def("__init__", &Constructor<make_traced_calls>::call, is_constructor)
-      .def("count", &engine::TracedCalls::count);
-  module.attr("dropped_calls") = py::cast(&*engine::dropped_calls, py::return_value_policy::reference);
-  module.def("exchange_traced_calls", &engine::exchange_traced_calls, py::return_value_policy::reference);
+  module.def("exchange_traced_graph", &engine::exchange_traced_graph);
+  module.def("count_traced", &engine::count_traced);
   module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                      const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
