@@ -233,7 +233,6 @@ def guarded_largest() -> dict[str, float]:
 def forget_guarded_largest() -> None: ...
 def set_watch(
     passed_over: tuple[str, ...],
-    compilers: tuple[str, ...],
     call_impl_code: types.CodeType | None,
     names: Callable[[Any, list[Any]], tuple[int, str, str]],
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
@@ -242,8 +241,7 @@ def set_watch(
     /,
 ) -> None:
     """Sets what the watch needs to find the place of a call; called once: the beginnings of the names of files to pass
-    over, and of files that trace; the code of a module's call; functions that return the names of modules, and the
-    place of traced code."""
+    over; the code of a module's call; functions that return the names of modules, and the place of traced code."""
 
 def set_sensitive(operations: dict[str, int], /) -> None:
     """Sets the operations whose values the core checks while lines are watched, with numbers of Sensitivity
@@ -479,15 +477,26 @@ class TracedCall:
 def region_mark(number: int) -> int:
     """Returns the number of the dtype by which torch.compile sees the region."""
 
+def exchange_traced_graph(graph: int, /) -> int:
+    """Sets the graph for which this thread collects its calls instead of counting them: 0 for none, 1 for calls that
+    never count. Returns the former one."""
+
+def count_traced(graph: int, /) -> None:
+    """Counts the calls that were collected for a graph."""
+
 def region_is_put_in(number: int) -> bool:
     """True if everything that the region needs is covered."""
 
 def put_in_region(number: int) -> None:
     """Covers again what the region needs."""
 
-def enter_region(owner: Any, number: int) -> bool:
+def enter_region(owner: Any, number: int, inside: str | None = None) -> bool:
     """Begins the region of this number in this thread, or for 0 one without casts. Returns False, and begins none, if
-    what the region needs was removed from torch."""
+    what the region needs was removed from torch. ``inside``: the name of the function that runs without casts, for the
+    report."""
+
+def blocks_without_casts() -> int:
+    """Returns the number of blocks without casts that users have begun."""
 
 def leave_region(owner: Any) -> None:
     """Ends the last region that this owner began in this thread. Raises RuntimeError if there is none."""

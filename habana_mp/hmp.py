@@ -26,7 +26,6 @@ from habana_mp.patches.tools.compiled_functions import refused_in_graphs
 from habana_mp.patches.tools.tapped_calls import require_tap
 from habana_mp.patches.torch import autocast_regions, stored_values
 from habana_mp.policy.exact import exact_code
-from habana_mp.policy.in_force import configuration
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.module_rules import given_rules
@@ -166,7 +165,7 @@ def convert(options: Options) -> None:
             "weight_cache": options.weight_cache,
         }
         installation.check_alone()
-        gone = (configuration() or {}).get("rules")
+        gone = (installation.described or {}).get("rules")
         if gone and options.rules is None:
             warn(f"the rules of the earlier convert are gone ({', '.join(gone)}): pass them again, or `rules={{}}`")
         verbose = bool(options.isVerbose) or options.log is not None

@@ -6,7 +6,8 @@
 
 namespace habana_mp {
 
-enum class Listener : std::uint8_t { log = 1, watch = 2, observer = 4 };
+// `compiler`: a thread traces or runs code that torch.compile reads, so a call may not count.
+enum class Listener : std::uint8_t { log = 1, watch = 2, observer = 4, compiler = 8 };
 
 namespace detail {
 inline std::atomic<std::uint8_t> listeners{0};

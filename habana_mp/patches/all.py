@@ -21,10 +21,12 @@ from habana_mp.patches.torch.optimizer_steps import OptimizerSteps, UnwrappedSte
 from habana_mp.patches.torch.products import Products
 from habana_mp.patches.torch.recognised_code import RecognisedCode, distributed_code
 from habana_mp.patches.torch.stored_values import StoredValues
+from habana_mp.patches.torch.traced_calls import OF_COMPILERS
 from habana_mp.patches.torch.weight_cache import WeightCache
 
 #: The named functions of torch that are replaced by others.
 EXCHANGES = (
+    *OF_COMPILERS,
     *without_casts.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -24,8 +25,10 @@ from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, for
 from habana_mp.patches.torch.begun_backwards import lower_loss, unscaled
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
+from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.weight_cache import why_none_is_cached
 from habana_mp.policy.lists import line_numbered
+from habana_mp.policy.options import Detail
 from habana_mp.reporting import guard_texts
 from habana_mp.reporting.merging import joined
 from habana_mp.reporting.records import (
@@ -70,8 +73,8 @@ _OF_WEIGHTS = ("hits", "refreshes", "refreshed_bytes", "refused", "products")
 
 _Counters = Counter[tuple[Any, ...]]
 
-#: The graphs that Dynamo had compiled when the counts were reset.
-_graphs_before = [0]
+#: The graphs that Dynamo had compiled, and the blocks without casts that users had begun, when the counts were reset.
+_before = {"graphs": 0, "blocks": 0}
 
 #: The counts of blocks that the report leaves out.
 _left_out: _Counters = Counter()
@@ -133,12 +136,12 @@ def current() -> Report:
             bytes=now["bytes"],
             reasons={why: counters["reasons", why] for why in now["reasons"] if counters["reasons", why]},
         ),
-        detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
+        detail=_detail(rows, is_watched=bool(records or (stopwatch.seconds and not rows))),
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=edges,
         configuration=installation.described,
         seconds=stopwatch.seconds if records else None,
-        environment=_environment(rows),
+        environment=_environment(rows) | ({} if any(row.is_lower for row in rows) else {"uncounted": _uncounted()}),
         ranges=shares_of_range(_core.guarded_largest()),
         guarded=dict(guard_texts.named),
         results=(counters["results", "tensors"], counters["results", "bytes"]),
@@ -146,9 +149,14 @@ def current() -> Report:
     )
 
 
+def _detail(rows: Sequence[Row], *, is_watched: bool) -> Detail:
+    return "lines" if any(row.file is not None for row in rows) else "modules" if is_watched else "operations"
+
+
 def _row_of(record: dict[str, Any], on_device: tuple[float, float] | None) -> Row:
     rule, is_own = _rule_of(record["reason"], record["listed"])
-    seconds, cast_seconds = on_device or (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
+    measured = (record["nanoseconds"] / 1e9, record["cast_nanoseconds"] / 1e9)
+    seconds, cast_seconds = (None, None) if record["phase"] == "traced" else on_device or measured
     given = {one.name: record[one.name] for one in fields(Row) if one.name in record}
     given |= {"operation": plain_name(record["operation"]), "seconds": seconds, "cast_seconds": cast_seconds}
     return Row(**given, rule=rule, is_own=is_own)
@@ -186,10 +194,23 @@ def _environment(rows: tuple[Row, ...]) -> dict[str, Any]:
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
         "unscaled": [short_place(*place) for place in unscaled if place is not None],
-        "compiled_graphs": graphs_compiled() - _graphs_before[0],
-        "compiled_before": _graphs_before[0],
+        "compiled_graphs": graphs_compiled() - _before["graphs"],
+        "compiled_before": _before["graphs"],
+        "disabled_blocks": _core.blocks_without_casts() - _before["blocks"],
         "optimizer_steps": stepped_weights.steps(),
     }
+
+
+#: The modules of Python with classes of quantized modules.
+_QUANTIZED = re.compile(r"\.quantized\.|^(bitsandbytes|torchao|gptqmodel|awq|hqq)\.")
+
+
+def _uncounted() -> list[str]:
+    """Returns the kinds of models in this process whose operations reach no function of torch that Python calls."""
+    models = all_modules()
+    quantized = ["quantized modules"] if any(_QUANTIZED.search(f"{type(one).__module__}.") for one in models) else []
+    scripted = ["TorchScript"] if any(isinstance(one, torch.jit.ScriptModule) for one in models) else []
+    return quantized + scripted + [one for one in ("onnxruntime",) if one in sys.modules]
 
 
 def _processor() -> str:
@@ -216,4 +237,4 @@ def reset() -> None:
     stepped_weights.forget()
     lower_loss.clear()
     unscaled.clear()
-    _graphs_before[0] = graphs_compiled()
+    _before.update(graphs=graphs_compiled(), blocks=_core.blocks_without_casts())

@@ -137,10 +137,9 @@ def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     """Returns the line about products, and about the calls in each precision and their time. It has no shares: calls in
     float32 that no list and no rule decides have no row. Steps of optimizers are no part of it."""
     main = _Part(report, report.main_rows)
-    if not main.rows and (_is_compiled(report) or report.environment.get("compiled_before")):
-        return f"No call was counted{_COMPILED}"
     if not any(row.is_lower for row in main.rows):
-        return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
+        is_compiled = _is_compiled(report) or (not main.rows and report.environment.get("compiled_before"))
+        return f"Nothing ran in lower precision{_why_nothing_ran_lower(report)}{_COMPILED if is_compiled else ''}"
     products, is_compiled = _of_products(report), _is_compiled(report)
     if products and not main.of_time and is_compiled:  # most calls are those of the compiler
         return f"{products}{_COMPILED}"
@@ -202,32 +201,44 @@ def _is_off(row: Row) -> bool:
     return row.reason in REASONS and REASONS[row.reason].casts_off
 
 
-def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> str:
-    """Returns the cause, or the reason of most calls. An empty text if a finding or another line says the same."""
+def _why_nothing_ran_lower(report: Records) -> str:
+    """Returns the cause, or the reason of most calls, and which calls are not counted."""
     rows, configuration = report.rows, report.configuration
     if configuration is None:
         never = ": hmp.convert() was not called in this process, before the model runs"
         return ": not converted now" if rows else never
     if configuration.get("opt_level") == "O0":
         return ': opt_level="O0" casts nothing'
-    within = configuration.get("within")
-    if not rows and within is None:
-        return ": no covered operation was called where casts are on"
-    if not rows:
-        where = "a module" if within == "modules" else "the modules that convert was given"
-        return f": no operation was called in {where}, and the lists lower only there"
-    is_known = report.detail != "operations"
+    return f": {_why_of_calls(report, configuration.get('within'))}{_not_counted(report)}"
+
+
+def _why_of_calls(report: Records, within: str | None) -> str:
+    rows, is_known = report.rows, report.detail != "operations"
+    where = "a module" if within in (None, "modules") else "the modules that convert was given"
     if within is not None and all(row.reason == "outside" or (is_known and row.module is None) for row in rows):
-        return ": no module ran, and the lists lower only in one"
-    calls = Counter[str]()
+        if is_known and not report.modules:
+            return f"no module ran, and the lists lower only in {'one' if where == 'a module' else where}"
+        if rows:
+            return f"all counted calls were outside of modules, and the lists lower only in {where}"
+    if not rows and report.modules:
+        return f"{counted(len(report.modules), 'module')} ran, without a call that a list or a rule decides"
+    if not rows:
+        return "no call that a list or a rule decides was counted in this process since hmp.convert()"
+    calls = Counter[tuple[str, str]]()
     for row in report.main_rows:
-        calls[row.reason] += row.calls
-    reason = max(calls, key=lambda one: calls[one])
-    those = [row for row in rows if row.reason == reason]
-    if _is_off(those[0]) or any(rows[number] in those for one in findings for number in one.rows):
-        return ""
+        calls[row.reason, row.inside] += row.calls
+    most = max(calls, key=lambda one: calls[one])
+    those = [row for row in rows if (row.reason, row.inside) == most]
     how = "left alone" if those[0].precision == "unchanged" else f"in {those[0].precision}"
-    return f": {counted(calls[reason], 'call')} {how}{_at(those)} ({_because(those[0])})"
+    return f"{counted(calls[most], 'call')} {how}{_at(those)} ({_because(those[0])})"
+
+
+def _not_counted(report: Records) -> str:
+    """Returns sentences about calls that the report does not count."""
+    blocks = report.environment.get("disabled_blocks", 0) if report.detail == "operations" else 0
+    found = report.environment.get("uncounted") or ()
+    off = f'. Calls in {counted(blocks, "block")} of hmp.disable_casts() count with report="modules" and "lines" only'
+    return (off if blocks else "") + (f". Those of {' and of '.join(found)} are not counted" if found else "")
 
 
 def _off_for_no_device(report: Records) -> Iterator[str]:
@@ -260,7 +271,7 @@ def _off(report: Records) -> Iterator[str]:
     groups = _grouped(report, [n for n, row in enumerate(report.rows) if row.reason in reasons], lambda row: row.why)
     if groups:
         off = _Part(report, [row for one in groups for row in one.rows])
-        parts = [f"{one.rows[0].why} {one.calls:,}{_place(one.rows, ', most at ')}" for one in groups[:2]]
+        parts = [f"{one.calls:,} {one.rows[0].why}{_place(one.rows, ', most at ')}" for one in groups[:2]]
         yield f"Casts were off in {off.counted}{f' ({_time(off.size)})' if off.of_time else ''}: {'; '.join(parts)}"
 
 

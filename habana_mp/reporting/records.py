@@ -37,6 +37,8 @@ class Row:
     file: str | None = None
     line: int | None = None
     function: str | None = None
+    #: The function of torch or of a library that ran without casts, if that is the reason.
+    inside: str = ""
     #: ``forward``, ``backward``, or ``traced`` for calls that a compiler traced.
     phase: str = "forward"
     #: The number of times that a cached cast of a weight was used.
@@ -70,6 +72,8 @@ class Row:
         """The reason in words."""
         if self.rule == KEPT.source:
             return f"kept by {self.rule}"
+        if self.inside:
+            return f"inside {self.inside}, which computes in float32"
         return REASONS[self.reason].description if self.reason in REASONS else self.reason
 
     @property

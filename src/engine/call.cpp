@@ -161,7 +161,7 @@ Decision decision_to_report(Decision decision) {
 static PyObject* counted_as_protected(Target& target, const Arguments& arguments, PyObject* result) {
   Owned counted(result);
   const HeldError held;
-  count(target, protected_call(arguments), {});
+  count_unlogged(target, protected_call(arguments));
   return counted.release();
 }
 

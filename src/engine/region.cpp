@@ -27,6 +27,7 @@ struct Entrance {
   const void* owner;
   CastState before;
   std::uint32_t installation;
+  PyObject* inside = nullptr;  // the name of a function that runs without casts; the owner holds it
 };
 // The open regions of this thread, the innermost last; null until their first use in this thread. A call of a module
 // reads it six times, so it has a fixed offset.
@@ -308,13 +309,23 @@ CastState unpack(std::uint64_t packed) noexcept {
   return {(packed & 1U) != 0, (packed & 2U) != 0, (packed & 4U) != 0, rule_set(packed >> 4U), (packed & 8U) != 0};
 }
 
-void enter_region(const void* owner, const RuleSet* set) {
+std::uint64_t blocks_without_casts = 0;
+
+void enter_region(const void* owner, const RuleSet* set, PyObject* inside) {
   const ThreadState& state = thread_state;
   CastState wanted{false, false, false, set};
   // A region without casts keeps the lists around it, and their suspension, and disables casts.
   if (set == nullptr) wanted = {true, false, state.lists_suspended, state.region, state.suspended_until_tracking};
   if (set != nullptr && log::is_active()) log::event("entering region ", set->name);
   enter_state(owner, wanted);
+  entrances().back().inside = inside;
+  if (set == nullptr && inside == nullptr) ++blocks_without_casts;
+}
+
+PyObject* function_without_casts() noexcept {
+  const std::vector<Entrance>& open = entrances();
+  const auto found = std::find_if(open.rbegin(), open.rend(), [](const Entrance& one) { return !one.before.disabled; });
+  return found == open.rend() ? nullptr : found->inside;
 }
 
 void prepare_region() {

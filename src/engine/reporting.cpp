@@ -4,9 +4,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+#include <vector>
 
+#include "engine/region.hpp"
 #include "engine/seen_calls.hpp"
+#include "engine/state.hpp"
 #include "errors.hpp"
+#include "host/modes.hpp"
 #include "log/log.hpp"
 #include "watch/calls.hpp"
 
@@ -21,27 +26,68 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   }
   log::Origin origin;
   if (!listens(Listener::watch)) watch::bound_places();
-  if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call(), false)) {
+  if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call())) {
     origin = {place->file, place->line};
   }
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }
 
+struct TracedCall {
+  std::uint64_t graph;
+  Target* target;
+  Decision decision;
+  CastContext context;
+  Owned place;  // as watch::traced_place returns it
+};
+thread_local std::vector<TracedCall> traced_calls;  // empty while the thread collects none
+thread_local std::uint64_t traced_graph = 0;
+int collecting_threads = 0;  // the GIL protects it
+
+// Takes the count of a call back if this thread collects calls. Collects those of the script: others are parts of
+// operations that were decided as a whole.
+bool is_set_aside(Target& target, Decision decision, const CastContext& context) {
+  if (traced_graph == 0) return false;
+  const bool is_dropped = traced_graph == no_graph || is_below_dispatcher() || host::function_mode_is_on() ||
+                          caller_is_inside_of_an_operation();
+  if (!is_dropped && target.index == no_index) return false;  // the target of a user's function may be freed before
+  count(target, decision, context, -1);
+  if (!is_dropped) traced_calls.push_back({traced_graph, &target, decision, context, watch::traced_place()});
+  return true;
+}
+
 }  // namespace
 
-void notify_listeners(Target& target, Decision decision, const CastContext& context) {
+std::uint64_t exchange_traced_graph(std::uint64_t graph) noexcept {
+  if (graph == 0) traced_calls.clear();
+  collecting_threads += int{graph != 0} - int{traced_graph != 0};
+  set_listening(Listener::compiler, collecting_threads != 0);
+  return std::exchange(traced_graph, graph);
+}
+
+void count_traced(std::uint64_t graph) {
+  std::vector<TracedCall> calls = std::exchange(traced_calls, {});
+  const std::uint64_t around = exchange_traced_graph(0);
+  for (const TracedCall& one : calls) {
+    if (one.graph != graph) continue;
+    count(*one.target, one.decision, one.context);
+    notify_listeners(*one.target, one.decision, one.context, true, one.place.get());
+  }
+  exchange_traced_graph(around);
+  std::erase_if(calls, [=](const TracedCall& one) { return one.graph == graph; });
+  traced_calls = std::move(calls);
+}
+
+void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged, PyObject* traced) {
   const HeldError held;
+  if (listens(Listener::observer)) note_decision(target, decision);
+  if (listens(Listener::compiler) && is_set_aside(target, decision, context)) return;
   const unsigned casts = context.casts - context.cached;
   if (listens(Listener::watch)) {
     watch::decided(&target, target.operation, target.index != no_index, decision,
-                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts);
+                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts, traced,
+                   decision.reason == Reason::inside ? function_without_casts() : nullptr);
   }
-  if (listens(Listener::observer)) note_decision(target, decision);
-  if (log::is_active()) log_call(target, decision, casts);
-}
-
-void notify_watch(Target& target, Decision decision) {
-  watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
+  if (is_logged && log::is_active()) log_call(target, decision, casts);
 }
 
 namespace {

@@ -7,19 +7,34 @@
 
 namespace habana_mp::engine {
 
-inline void count(Target& target, Decision decision, const CastContext& context) {
+// `times`: 1, or -1 to take a count back.
+inline void count(Target& target, Decision decision, const CastContext& context, std::int64_t times = 1) {
   Count& counter = count_of(target, decision);
-  ++counter.calls;
-  counter.casts += context.casts - context.cached;
-  counter.bytes += context.made.bytes;
-  counter.small += context.small;
+  const auto factor = static_cast<std::uint64_t>(times);
+  counter.calls += factor;
+  counter.casts += factor * (context.casts - context.cached);
+  counter.bytes += factor * context.made.bytes;
+  counter.small += factor * context.small;
 }
 
-// Reports a finished call to the watch and the log.
-void notify_listeners(Target& target, Decision decision, const CastContext& context);
+// Sets the graph for which this thread collects its calls instead of counting them: 0 for none, `no_graph` for calls
+// that never count, such as those of a compiler's passes. Returns the former one.
+inline constexpr std::uint64_t no_graph = 1;
+std::uint64_t exchange_traced_graph(std::uint64_t graph) noexcept;
+// Counts the calls that were collected for a graph. Dynamo drops what it traced of code that it cannot compile as one
+// graph, and begins again.
+void count_traced(std::uint64_t graph);
 
-// Reports a finished call to the watch alone.
-void notify_watch(Target& target, Decision decision);
+// Reports a finished call to the watch and the log. `traced`: the place of a call that was traced, or null.
+void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged = true,
+                      PyObject* traced = nullptr);
+
+// Counts a call that the log leaves out.
+inline void count_unlogged(Target& target, Decision decision) {
+  count(target, decision, {});
+  if (anybody_listens()) [[unlikely]]
+    notify_listeners(target, decision, {}, false);
+}
 
 // ---- HABANA_MP_TRACE: prints the steps of the decisions about calls of one operation, or of all, to stderr ----
 

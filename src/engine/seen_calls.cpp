@@ -44,8 +44,7 @@ PyObject* watched(Target& target, const Arguments& arguments, const Make& make) 
 PyObject* watched_as_written(Target& target, const Arguments& arguments, Decision decision) {
   return watched(target, arguments, [&](const watch::Call&) {
     PyObject* result = call_original(target, arguments);
-    count(target, decision, {});
-    notify_watch(target, decision);
+    count_unlogged(target, decision);
     return result;
   });
 }
@@ -62,11 +61,7 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Argumen
 }
 
 PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
-  return watched(target, arguments, [&](const watch::Call& call) {
-    PyObject* result = answer_protected(target, arguments);
-    if (!call.is_recorded()) notify_watch(target, protected_call(arguments));
-    return result;
-  });
+  return watched(target, arguments, [&](const watch::Call&) { return answer_protected(target, arguments); });
 }
 
 // Records a call of an operation without a rule if its first floating tensor is in a lower precision: its result then
@@ -95,7 +90,8 @@ PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   const bool has_rule =
       rule_of_lists(target).action != Action::none || (has_lists && target.unlisted->action != Action::none);
   if (!has_rule) return call_original(target, arguments);
-  return watched_as_written(target, arguments, {given_precision(arguments), Reason::disabled});
+  const Reason reason = function_without_casts() == nullptr ? Reason::disabled : Reason::inside;
+  return watched_as_written(target, arguments, {given_precision(arguments), reason});
 }
 
 Owned cast_timed(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {

@@ -45,7 +45,7 @@ enum ReasonFlag : unsigned {
          "the device has none, or only an unreliable one")                                                             \
   REASON(scalar, "rule 9", in_log, "scalar", "scalar brought into the lower precision's range",                        \
          "a Python number was too large for it and was saturated")                                                     \
-  REASON(ineligible, "rule 6", none, "", "inputs are never cast",                                                      \
+  REASON(ineligible, "rule 6", none, "", "an input is float64 or complex, or none is floating",                        \
          "float64, complex, or no floating tensor among the inputs")                                                   \
   REASON(explicit_out, "rule 6", none, "as given", "out= was given", "the call chooses the tensor for its result")     \
   REASON(explicit_dtype, "rule 6", none, "as given", "dtype= was given", "the call chooses its precision")             \
@@ -77,8 +77,9 @@ enum ReasonFlag : unsigned {
   REASON(sums, "rule 8", none, "", "summed in float32, then rounded",                                                  \
          "`index_add` and similar operations, or the gradient of a lookup")                                            \
   REASON(disabled, "disable_casts", casts_off, "", "under disable_casts",                                              \
-         "only in the report, and only if calls are watched: `hmp.disable_casts`, or functions that torch runs "       \
-         "without casts")                                                                                              \
+         "only in the report, and only if calls are watched: in a block of `hmp.disable_casts`")                       \
+  REASON(inside, "rule 11", casts_off, "", "inside a function that computes in float32",                               \
+         "the same in a function of torch or of a library that runs without casts, which the report names")            \
   REASON(autocast_off, "rule 10", casts_off, "protected", "inside of torch.autocast(enabled=False)",                   \
          "only in the report")                                                                                         \
   REASON(level, "opt_level", none, "", "under opt_level O0",                                                           \

@@ -35,6 +35,7 @@ py::dict shown(const watch::Record& record) {
   row["line"] = place == nullptr ? py::object(py::none()) : py::int_(place->line);
   row["function"] = place == nullptr ? py::none() : text_of_bytes(place->function);
   row["module"] = path_or_none(key.module);
+  row["inside"] = text_of_bytes(key.inside == nullptr ? std::string() : *key.inside);
   row["calls"] = record.calls;
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;
@@ -110,10 +111,9 @@ py::list watched_events() {
 }  // namespace
 
 void register_watch(py::module_& module) {
-  module.def("set_watch", [](const py::tuple& passed_over, const py::tuple& compilers, const py::object& call_impl_code,
-                             const py::object& names, const py::object& traced_place, const py::object& mark,
-                             const py::object& took) {
-    watch::set_passed_over(passed_over.ptr(), compilers.ptr(), call_impl_code.ptr());
+  module.def("set_watch", [](const py::tuple& passed_over, const py::object& call_impl_code, const py::object& names,
+                             const py::object& traced_place, const py::object& mark, const py::object& took) {
+    watch::set_passed_over(passed_over.ptr(), call_impl_code.ptr());
     watch::set_module_names(names.ptr());
     watch::set_traced_place(traced_place.ptr());
     watch::set_device_clock(mark.ptr(), took.ptr());

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "host/frames.hpp"
 #include "host/modes.hpp"
 #include "host/tensors.hpp"
 #include "watch/values.hpp"
@@ -14,57 +15,52 @@ namespace {
 
 thread_local OpenCall<Call> open_calls;
 bool wants_lines = false;
-NeverDestroyed<Owned> traced_place;
+NeverDestroyed<Owned> find_traced_place;
 NeverDestroyed<Owned> mark_on_device;
 NeverDestroyed<Owned> took_on_device;
 double nanoseconds_a_cast = 0;
 double nanoseconds_a_byte = 0;
 
-// Finds the place and the module in the code that a compiler traces.
-void find_traced(Key& key) {
-  if (!*traced_place) return;
-  const Owned function = Owned::borrowed(traced_place->get());
-  const Owned found(PyObject_CallNoArgs(function.get()));
+// Finds the place and the module in the code that a compiler traced.
+void find_traced(Key& key, PyObject* found) {
   PyObject* file = nullptr;
   const char* name = nullptr;
   int line = 0;
   const char* module = nullptr;
-  const bool is_found =
-      found && found.get() != Py_None && PyArg_ParseTuple(found.get(), "Osiz", &file, &name, &line, &module) != 0;
+  const bool is_found = found != Py_None && PyArg_ParseTuple(found, "Osiz", &file, &name, &line, &module) != 0;
   if (is_found) {
     const bool is_placed = wants_lines && PyUnicode_Check(file);
     key.place = is_placed ? place_named(file, name, line) : nullptr;
-    key.module = module == nullptr ? nullptr : path_of_module(module);
+    if (module != nullptr) key.module = path_of_module(module);
   }
   clear_error();
 }
 
-void find_place(Key& key) {
+void find_place(Key& key, PyObject* traced) {
   ModuleCall* const around = innermost_module_call();
   key.module = around == nullptr ? nullptr : around->path();
+  if (traced != nullptr) {
+    key.phase = Phase::traced;
+    find_traced(key, traced);
+    return;
+  }
   const bool in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
   key.phase = in_backward ? Phase::backward : Phase::forward;
   if (in_backward && around == nullptr) key.module = path_of_gradient();
-  const bool is_intercepted = host::is_intercepted();
-  if (!wants_lines && !is_intercepted) return;
-  const Place* const place = place_of_call(around, is_intercepted);
-  if (place != nullptr && place->is_compiler) {
-    key.phase = Phase::traced;
-    find_traced(key);
-  } else if (wants_lines) {
-    key.place = place;
-  }
+  if (wants_lines) key.place = place_of_call(around);
 }
 
-Record* record_call(const std::string& operation, bool is_kept, rules::Decision decision, const Amounts& amounts) {
+Record* record_call(const std::string& operation, bool is_kept, rules::Decision decision, const Amounts& amounts,
+                    PyObject* traced, PyObject* inside) {
   const HeldError held;
   Key key;
   // Other code may run while the place is found. If it drops the records, the place is found again.
   for (std::uint64_t generation = ~std::uint64_t{0}; generation != record_generation();) {
     generation = record_generation();
     key = {.decision = decision};
-    find_place(key);
+    find_place(key, traced);
   }
+  if (inside != nullptr) key.inside = operation_named(host::bytes_of(inside));
   key.operation = is_kept ? &operation : operation_named(operation);
   Record& record = record_of(key);
   ++record.calls;
@@ -175,10 +171,10 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
-             const Amounts& amounts, bool some_by_torch) {
-  Record* const record = record_call(operation, is_kept, decision, amounts);
+             const Amounts& amounts, bool some_by_torch, PyObject* traced, PyObject* inside) {
+  Record* const record = record_call(operation, is_kept, decision, amounts, traced, inside);
   Call* const innermost = open_calls.outer();
-  if (innermost == nullptr || innermost->target != target) return;
+  if (traced != nullptr || innermost == nullptr || innermost->target != target) return;
   innermost->record = record;
   innermost->generation = record_generation();
   if (some_by_torch) {
@@ -208,7 +204,15 @@ void set_device_clock(PyObject* mark, PyObject* took) noexcept {
   *took_on_device = Owned::borrowed_or_null(took);
 }
 
-void set_traced_place(PyObject* function) noexcept { *traced_place = Owned::borrowed_or_null(function); }
+void set_traced_place(PyObject* function) noexcept { *find_traced_place = Owned::borrowed_or_null(function); }
+
+Owned traced_place() {
+  const HeldError held;
+  const Owned function = Owned::borrowed_or_null(listens(Listener::watch) ? find_traced_place->get() : nullptr);
+  Owned found(function ? PyObject_CallNoArgs(function.get()) : nullptr);
+  clear_error();
+  return found ? std::move(found) : Owned::borrowed(Py_None);
+}
 
 void begin(bool lines, double of_a_cast, double of_a_byte) {
   wants_lines = lines;

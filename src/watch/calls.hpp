@@ -38,9 +38,13 @@ struct Call : OpenCall<Call> {
 
 // Records a decision for a call: the innermost one if `target` is its target, else one that is not timed.
 // `some_by_torch`: torch made some of the casts, within the operation. `is_kept`: the operation's name lives as long as
-// the process.
+// the process. `traced`: what `traced_place` returned when the call was traced, or null. `inside`: the name
+// of the function that runs without casts, or null.
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
-             const Amounts& amounts, bool some_by_torch);
+             const Amounts& amounts, bool some_by_torch, PyObject* traced, PyObject* inside);
+
+// Returns what the function of `set_traced_place` returns, or None if calls are not watched.
+Owned traced_place();
 
 // Counts the time from its construction to its destruction as time for casts of the innermost call.
 class CastTime {

@@ -15,7 +15,7 @@ namespace habana_mp::watch {
 
 namespace {
 
-enum class FrameKind : std::uint8_t { user, passed_over, compiler, call_impl };
+enum class FrameKind : std::uint8_t { user, passed_over, call_impl };
 
 struct Code {
   PyObject* object = nullptr;
@@ -41,7 +41,6 @@ struct Position {
 
 struct Tables {
   Owned passed_over;
-  Owned compilers;
   Owned call_impl;
   Table<Code, KnownCode> codes;
   std::uint64_t next_code = 1;
@@ -53,7 +52,6 @@ NeverDestroyed<Tables> tables;
 
 FrameKind kind_of_frame(PyObject* code) {
   if (code == tables->call_impl.get()) return FrameKind::call_impl;
-  if (tables->compilers && host::is_of_file(code, tables->compilers.get())) return FrameKind::compiler;
   if (tables->passed_over && host::is_of_file(code, tables->passed_over.get())) return FrameKind::passed_over;
   return FrameKind::user;
 }
@@ -78,17 +76,16 @@ const KnownCode& known_code(PyObject* code) {
   return tables->codes[{code}] = {std::move(reference), kind_of_frame(code), tables->next_code++};
 }
 
-const Place* place_at(const host::FrameWalk& frame, PyObject* code, std::uint64_t number, bool is_compiler) {
+const Place* place_at(const host::FrameWalk& frame, PyObject* code, std::uint64_t number) {
   const Position position{number, frame.position()};
   if (const Place** known = tables->by_position.find(position)) [[likely]]
     return *known;
   if (tables->by_position.is_full()) forget_old_code();
-  const Place place{host::bytes_of(host::file_of(code)), host::bytes_of(host::function_of(code)), frame.line(),
-                    is_compiler};
+  const Place place{host::bytes_of(host::file_of(code)), host::bytes_of(host::function_of(code)), frame.line()};
   return tables->by_position[position] = &*tables->places.insert(place).first;
 }
 
-const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds_compilers) {
+const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call) {
   while (call != nullptr && !call->has_frame) call = call->outer();
   for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
@@ -100,16 +97,13 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds
         if (call == nullptr) break;
         if (!call->knows_caller || call->caller_generation != tables->generation) {
           frame.outwards();
-          call->caller = place_outwards(frame, call->outer(), finds_compilers);
+          call->caller = place_outwards(frame, call->outer());
           call->caller_generation = tables->generation;
           call->knows_caller = true;
         }
         return call->caller;
-      case FrameKind::compiler:
-        if (finds_compilers) return place_at(frame, code, known.number, true);
-        break;
       case FrameKind::user:
-        return place_at(frame, code, known.number, false);
+        return place_at(frame, code, known.number);
     }
   }
   return nullptr;
@@ -117,16 +111,15 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds
 
 }  // namespace
 
-void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_code) {
+void set_passed_over(PyObject* files, PyObject* call_impl_code) {
   tables->passed_over = Owned::borrowed(files);
-  tables->compilers = Owned::borrowed(compilers);
   tables->call_impl = Owned::borrowed(call_impl_code);
 }
 
-const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
+const Place* place_of_call(ModuleCall* call) {
   const HeldError held;
   host::FrameWalk frame;
-  return place_outwards(frame, call, finds_compilers);
+  return place_outwards(frame, call);
 }
 
 const Place* place_named(PyObject* file, const char* function, int line) {

@@ -18,18 +18,17 @@ struct Place {
   std::string file;  // in UTF-8, with lone surrogates as three bytes each
   std::string function;
   int line = 0;
-  bool is_compiler = false;  // code of torch that traces; Python then gives the place in the traced code
   auto operator<=>(const Place&) const = default;
 };
 
-// Sets the files that the search skips and the files that trace, as two tuples of prefixes of file names.
-// `call_impl_code` is the code of nn.Module._call_impl, which begins the frames of a module's call. Called once.
-void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_code);
+// Sets the files that the search skips, as a tuple of prefixes of file names. `call_impl_code` is the code of
+// nn.Module._call_impl, which begins the frames of a module's call. Called once.
+void set_passed_over(PyObject* files, PyObject* call_impl_code);
 
 // Returns the place of the innermost Python code that is not skipped, or null if all code is skipped. Keeps a Python
-// exception that is set. `call` is the innermost module call of this thread, or null. With `finds_compilers`, code that
-// traces ends the search; otherwise it is skipped. The place is valid until `forget_places` is called.
-const Place* place_of_call(ModuleCall* call, bool finds_compilers);
+// exception that is set. `call` is the innermost module call of this thread, or null. The place is valid until
+// `forget_places` is called.
+const Place* place_of_call(ModuleCall* call);
 
 // Returns the place with this file, function and line, which come from Python.
 const Place* place_named(PyObject* file, const char* function, int line);

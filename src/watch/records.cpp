@@ -59,6 +59,7 @@ std::size_t Key::hash() const noexcept {
   hash = hash * 31 + hash_of(place);
   hash = hash * 31 + hash_of(module);
   hash = hash * 31 + decision.line;
+  hash = hash * 31 + hash_of(inside);
   return hash * 31 + (static_cast<std::size_t>(decision.precision) << 16U |
                       static_cast<std::size_t>(decision.reason) << 8U | static_cast<std::size_t>(phase));
 }

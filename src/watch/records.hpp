@@ -23,6 +23,7 @@ struct Key {
   const std::string* operation = nullptr;  // lives as long as the records
   const Place* place = nullptr;
   const ModulePath* module = nullptr;
+  const std::string* inside = nullptr;  // the name of a function that runs without casts; lives as long, too
   rules::Decision decision{};
   Phase phase = Phase::forward;
   bool operator==(const Key&) const = default;

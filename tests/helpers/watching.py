@@ -34,7 +34,7 @@ def assert_rows_sum_up(report: Report) -> None:
             sums[i] += count
     found: dict[tuple[str, str, str], list[int]] = {}
     for row in report:
-        assert row.seconds is not None, row
+        assert (row.seconds is None) == (row.phase == "traced"), row
         sums = found.setdefault((row.operation, row.precision, row.reason), [0, 0, 0, 0])
         for i, count in enumerate((row.calls, row.casts, row.bytes, row.small)):
             sums[i] += count

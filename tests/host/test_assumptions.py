@@ -44,7 +44,6 @@ NOT_ASKED_BY_TRAINING = {
     "torch.dispatch-modes",
     "torch.dynamo-callback",
     "torch.dynamo-graphs",
-    "torch.dynamo-places",
     "torch.exported-programs",
     "torch.files-of-operations",
     "torch.inductor",

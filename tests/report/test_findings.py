@@ -40,11 +40,14 @@ def test_an_empty_report_says_why() -> None:
     assert not_converted.words == (
         "Nothing ran in lower precision: hmp.convert() was not called in this process, before the model runs",
     )
-    assert converted.words == ("Nothing ran in lower precision: no covered operation was called where casts are on",)
+    assert converted.words == (
+        "Nothing ran in lower precision: no call that a list or a rule decides was counted in this process since "
+        "hmp.convert()",
+    )
     (within,) = report(within="modules").words
-    assert "no operation was called in a module, and the lists lower only there" in within
+    assert "no module ran, and the lists lower only in one" in within
     (given_modules,) = report(within="modules given").words
-    assert "no operation was called in the modules that convert was given" in given_modules
+    assert "no module ran, and the lists lower only in the modules that convert was given" in given_modules
     assert [one.findings for one in (not_converted, converted)] == [(), ()]
 
 
@@ -72,7 +75,7 @@ def test_calls_where_casts_are_off_are_counted_apart() -> None:
     step = row("mul_", "unchanged", "disabled", line=9, calls=4000, seconds=5.0)
     first, second, *_ = report(LOWER, step).words
     assert first == ("All 100 products ran in bf16. bf16: 100 calls (1.00 s), left alone: 4,000 calls (5.00 s)")
-    assert second == "Casts were off in 4,000 calls (5.00 s): under disable_casts 4,000, most at train.py:9"
+    assert second == "Casts were off in 4,000 calls (5.00 s): 4,000 under disable_casts, most at train.py:9"
 
 
 def test_traced_calls_have_no_time_of_their_own() -> None:
@@ -86,18 +89,26 @@ def test_traced_calls_have_no_time_of_their_own() -> None:
     ("rows", "configuration", "why"),
     [
         ([row("add", "fp32", "widest", rule="rule 2")], {}, ": 100 calls in fp32 at train.py:7 (widest input, rule 2)"),
-        ([row("pad", "unchanged", "ineligible")], {}, ": 100 calls left alone at train.py:7 (inputs are never cast)"),
+        (
+            [row("pad", "unchanged", "ineligible")],
+            {},
+            ": 100 calls left alone at train.py:7 (an input is float64 or complex, or none is floating)",
+        ),
         ([row("add", "fp32", "widest")], {"opt_level": "O0"}, ': opt_level="O0" casts nothing'),
         ([row("add", "fp32", "widest")], {"within": "modules"}, ": no module ran, and the lists lower only in one"),
-        # The line after it says so.
-        ([row("linear", "unchanged", "disabled")], {}, ""),
-        ([row("linear", "unchanged", "ineligible")], {}, ""),
+        ([row("linear", "unchanged", "disabled")], {}, ": 100 calls left alone at train.py:7 (under disable_casts)"),
+        (
+            [
+                row("norm", "unchanged", "inside", inside="torch's clip_grad_norm_"),
+                row("add", "fp32", "widest", calls=1),
+            ],
+            {},
+            ": 100 calls left alone at train.py:7 (inside torch's clip_grad_norm_, which computes in float32)",
+        ),
     ],
 )
 def test_why_nothing_ran_lower(rows: list[Row], configuration: dict[str, Any], why: str) -> None:
-    first = report(*rows, **configuration).words[0]
-    assert first.startswith(f"Nothing ran in lower precision{why}")
-    assert why or first == "Nothing ran in lower precision"
+    assert report(*rows, **configuration).words[0].startswith(f"Nothing ran in lower precision{why}")
 
 
 def test_the_line_of_float32_has_the_three_longest_and_none_that_is_found_odd() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -631,6 +630,8 @@ def test_a_report_of_compiled_code_says_that_its_tracing_was_counted() -> None:
     hmp.convert()
     layer, said = nn.Linear(8, 8), "Compiled code is counted while it is traced, not when it runs"
     torch.compile(layer, backend="eager")(torch.ones(2, 8))
-    assert re.fullmatch(rf"All \d+ products ran in bf16\. {said}", hmp.report(show=False).words[0])
+    assert hmp.report(show=False).words[0] == f"The product ran in bf16. {said}"
     hmp.reset_report()
-    assert hmp.report(show=False).words[0] == f"No call was counted. {said}"
+    first = hmp.report(show=False).words[0]
+    assert first.startswith("Nothing ran in lower precision: no call")
+    assert first.endswith(f". {said}")

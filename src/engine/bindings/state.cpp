@@ -12,6 +12,7 @@
 #include "engine/bindings/bindings.hpp"
 #include "engine/modules.hpp"
 #include "engine/region.hpp"
+#include "engine/reporting.hpp"
 #include "engine/slots.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
@@ -102,10 +103,10 @@ engine::RuleSet& region(std::uint64_t number) {
 }
 
 // Returns false if the region belongs to an earlier installation.
-bool enter_region(const py::object& owner, std::uint64_t number) {
+bool enter_region(const py::object& owner, std::uint64_t number, const py::object& inside) {
   const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
   if (set != nullptr && set->installation != engine::installation_number()) return false;
-  engine::enter_region(owner.ptr(), set);
+  engine::enter_region(owner.ptr(), set, pointer_or_null(inside));
   return true;
 }
 
@@ -243,7 +244,8 @@ void register_state(py::module_& module) {
   module.def("region_is_put_in",
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
-  module.def("enter_region", &enter_region);
+  module.def("enter_region", &enter_region, py::arg("owner"), py::arg("number"), py::arg("inside") = py::none());
+  module.def("blocks_without_casts", [] { return engine::blocks_without_casts; });
   module.def("leave_region", &leave_region);
   module.def("leave_if_open", [](const py::object& owner) { engine::leave_region(owner.ptr()); });
   module.def("current_region", [] {
@@ -263,6 +265,8 @@ void register_state(py::module_& module) {
       .def("leave", &TracedCall::leave)
       .def_property_readonly("is_outermost", &TracedCall::is_outermost)
       .def_property_readonly("region", &TracedCall::region);
+  module.def("exchange_traced_graph", &engine::exchange_traced_graph);
+  module.def("count_traced", &engine::count_traced);
   module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                      const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
