@@ -13,7 +13,7 @@ inline void count(Target& target, Decision decision, const CastContext& context)
   ++counter.calls;
   counter.casts += context.casts - context.cached;
   counter.bytes += context.made.bytes;
-  counter.small += context.small;
+  counter.needed += context.needed;
 }
 
 // Reports a finished call to the watch and the log.

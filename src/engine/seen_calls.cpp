@@ -77,7 +77,9 @@ PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   });
   const Reading reading(arguments.count());
   const Facts facts{{target, no_rule, arguments, reading}};
-  if (!is_lower(kind) || rules::is_left_alone(facts)) return call_original(target, arguments);
+  if (!is_lower(kind) || rules::is_left_alone(facts)) {
+    return watch::seen_outside(target.operation, arguments.values, arguments.count(), call_original(target, arguments));
+  }
   const bool is_listed = thread_state.lists_suspended && rule_of_lists(target).action != Action::none;
   const Reason reason = is_listed ? Reason::suspended : Reason::unlisted;
   return watched_as_written(target, arguments, {rules::precision_of(kind), reason});

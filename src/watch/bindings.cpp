@@ -38,7 +38,7 @@ py::dict shown(const watch::Record& record) {
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;
   row["hits"] = record.amounts.hits;
-  row["small"] = record.amounts.small;
+  row["needed"] = record.amounts.needed;
   row["nanoseconds"] = record.nanoseconds;
   row["cast_nanoseconds"] = record.cast_nanoseconds;
   py::dict refused;
@@ -58,6 +58,9 @@ py::dict shown(const watch::Record& record) {
   note("losses", record.noticed.losses);
   note("carried", record.noticed.carried);
   note("cancelled", record.noticed.cancelled);
+  note("mostly rounding", record.noticed.mostly_rounding);
+  note("subtracted", record.noticed.subtracted);
+  note("nearly equal", record.noticed.nearly_equal);
   note("lost ridges", record.noticed.lost_ridges);
   note("decays", record.noticed.decays);
   row["noticed"] = noticed;

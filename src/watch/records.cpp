@@ -11,6 +11,7 @@
 #include "forks.hpp"
 #include "host/inside.hpp"
 #include "host/reader.hpp"
+#include "host/tensors.hpp"
 #include "watch/table.hpp"
 
 namespace habana_mp::watch {
@@ -62,8 +63,18 @@ std::size_t Key::hash() const noexcept {
                       static_cast<std::size_t>(decision.reason) << 8U | static_cast<std::size_t>(phase));
 }
 
+Kind Record::wanted() const noexcept {
+  constexpr std::array kinds{Kind::bf16, Kind::f16, Kind::f32, Kind::other};  // of rules::precisions
+  return kinds[static_cast<std::size_t>(key.decision.precision)];
+}
+
 void set_sensitive(const std::string& operation, Sensitivity sensitivity) {
   tables->sensitive[operation] = sensitivity;
+}
+
+Sensitivity sensitivity_of(const std::string& operation) {
+  const auto found = tables->sensitive.find(operation);
+  return found == tables->sensitive.end() ? Sensitivity::none : found->second;
 }
 
 const std::string* operation_named(const std::string& operation) { return &*tables->names.insert(operation).first; }
@@ -74,8 +85,7 @@ Record& record_of(const Key& key) {
     found = &tables->all.emplace_back();
     found->key = key;
     found->number = tables->all.size() - 1;
-    const auto sensitive = tables->sensitive.find(*key.operation);
-    if (sensitive != tables->sensitive.end()) found->sensitivity = sensitive->second;
+    found->sensitivity = sensitivity_of(*key.operation);
   }
   return *found;
 }
@@ -111,6 +121,11 @@ Record* maker_of(PyObject* tensor) noexcept {
     return known.rest == wanted.rest && wanted.memory != nullptr ? &tables->all[known.by] : nullptr;
   }
   return nullptr;
+}
+
+void pass_on_maker(PyObject* from, PyObject* to) {
+  const Record* const maker = host::is_exact_tensor(from) && host::is_exact_tensor(to) ? maker_of(from) : nullptr;
+  if (maker != nullptr) remember_result(to, *maker);
 }
 
 void prepare_events() { ring->reserve(most_events); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rules/decision.hpp"
+#include "rules/kind.hpp"
 #include "watch/modules.hpp"
 
 namespace habana_mp::watch {
@@ -34,7 +35,7 @@ struct Amounts {
   std::uint64_t casts = 0;
   std::uint64_t hits = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be cached
+  std::uint64_t needed = 0;  // of the casts, first ones of weights, and those of weights too small to be cached
 };
 
 // The kinds of operations for which the input values matter, beside their precision.
@@ -58,6 +59,9 @@ struct Noticed {
   std::uint64_t losses = 0;               // results in lower precision from which a backward began
   std::uint64_t carried = 0;              // results in lower precision that were stored over a tensor of the same size
   std::uint64_t cancelled = 0;            // sums in which little is left of a term in lower precision
+  std::uint64_t mostly_rounding = 0;      // of these, sums of which much of most values may be rounding
+  std::uint64_t subtracted = 0;           // values of sums and differences of its results outside of modules
+  std::uint64_t nearly_equal = 0;         // of these, differences of nearly equal values
   std::uint64_t lost_ridges = 0;          // sums of a matrix in lower precision and a diagonal below its rounding
   std::uint64_t decays = 0;               // multiplications by a number next to 1
 };
@@ -79,10 +83,13 @@ struct Record {
     std::uint64_t casts;
   };
   std::vector<From> from;
+  // The precision of its inputs, or `other`.
+  [[nodiscard]] Kind wanted() const noexcept;
 };
 
 // All other operations are not sensitive.
 void set_sensitive(const std::string& operation, Sensitivity sensitivity);
+Sensitivity sensitivity_of(const std::string& operation);
 // Returns an equal string that lives as long as the records.
 const std::string* operation_named(const std::string& operation);
 Record& record_of(const Key& key);
@@ -96,6 +103,8 @@ std::uint64_t record_generation() noexcept;
 // Stores the call that made the data in this tensor's memory. `maker_of` returns its record, or null if it is unknown.
 void remember_result(PyObject* tensor, const Record& made_by);
 Record* maker_of(PyObject* tensor) noexcept;
+// Stores for a tensor the call that made another one, which has the same values.
+void pass_on_maker(PyObject* from, PyObject* to);
 
 // A call of an operation or of a module. `record` is the number of the operation's record, `module` that of the module.
 // The other one is -1.
