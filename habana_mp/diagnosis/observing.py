@@ -189,7 +189,7 @@ class Measuring(Observer):
     def observe(self, call: Call) -> Any:
         self._made += 1
         place = self._locator.here(call.operation)
-        if call.operation in SOLVES:
+        if SOLVES.search(call.operation):
             self.run.measured.setdefault(place, Site(*place))
         writes = ops.is_in_place(call.operation)
         arguments, keywords = call.arguments

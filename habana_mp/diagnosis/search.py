@@ -105,18 +105,16 @@ class Search:
     def in_modules(self, found: list[Finding], run: Run, step: int, progress: Progress) -> list[Finding]:
         """Returns the findings, with one about the whole module in place of those in a module that solves a linear
         system: the solution multiplies the rounding of all that makes the system."""
-        solves = ranked(one for one in run.measured.values() if one.where.operation in SOLVES)
-        for where, those in solves.items():
-            inside = [one for one in run.sites if any(f"{one.module}.".startswith(f"{it.module}.") for it in those)]
-            lines = frozenset(one.where for one in inside)
+        for where, those in ranked(one for one in run.measured.values() if SOLVES.search(one.where.operation)).items():
+            modules = tuple(f"{one.module}." for one in those)
+            lines = frozenset(one.where for one in run.sites if f"{one.module}.".startswith(modules))
             others = [one for one in found if Line(one.operation, one.file, one.line) not in lines]
             if not lines or (found and len(others) == len(found)) or self.run_count >= _MOST_RUNS:
                 continue
             self._tell(progress, f"with the module of `{where.operation}` at {where.place} in float32")
             after = self._deviations_with(lines)
-            excess, unmended = (worst(self._tolerances.excess(one)) for one in (after, self._unmended))
-            if excess <= max(1.0, unmended / 2):
-                found = [finding(those, self._unmended, after, step, inside=inside), *others]
+            if worst(self._tolerances.excess(after)) <= max(1.0, worst(self._tolerances.excess(self._unmended)) / 2):
+                found = [finding(those, self._unmended, after, step), *others]
         return found
 
     def _with_sum_if_enough(

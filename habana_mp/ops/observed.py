@@ -1,5 +1,7 @@
 """Operations whose input values the watch checks: the lower precision may be too coarse for them."""
 
+import re
+
 #: A lower precision keeps only the number of turns of a large angle.
 ANGLES = ("cos", "sin", "tan")
 
@@ -17,12 +19,10 @@ STATISTICS = ("batch_norm", "instance_norm")
 SUMS = ("add", "sub", "subtract", "rsub", "__add__", "__radd__", "__sub__", "__rsub__")
 
 #: Solutions of linear systems, and the inverses and factors that give them: they multiply the rounding of the system.
-SOLVES = (
-    *("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "linalg_lstsq", "linalg_tensorsolve"),
-    *("linalg_lu_factor", "linalg_lu_factor_ex", "linalg_lu_solve", "lu_solve", "linalg_ldl_solve", "triangular_solve"),
-    *("cholesky_solve", "cholesky_inverse", "linalg_inv", "linalg_inv_ex", "linalg_tensorinv", "inverse"),
-    *("linalg_pinv", "pinverse"),
-)
+SOLVES = re.compile("solve|inverse|linalg_.*inv|lu_factor|lstsq")
+
+#: Means and sums of many values: what is rounded after them is not the same for two inputs that differ a little.
+MEANS = re.compile("mean|sum|avg_pool")
 
 #: What an average is multiplied by, with a number next to 1.
 DECAYS = ("mul", "multiply", "__mul__", "__rmul__")

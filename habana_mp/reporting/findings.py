@@ -73,8 +73,6 @@ class _Part:
         self.size = self.seconds if self.of_time else float(self.calls)
         self.share = self.size / whole if whole else 0.0
         self.counted = counted(self.calls, "call")
-        #: True if most calls cast a weight for the first time.
-        self.mostly_first = 2 * sum(row.needed for row in rows) > self.calls
 
     @property
     def weight(self) -> str:
@@ -325,8 +323,8 @@ class _Flow:
         for one in self.edges:
             self.makers[one.target].append(one.source)
 
-    def is_lower_product(self, number: int) -> bool:
-        return self.rows[number].is_lower and _is_product(self.rows[number])
+    def lower_products(self, numbers: Iterable[int]) -> list[int]:
+        return [one for one in sorted(numbers) if self.rows[one].is_lower and _is_product(self.rows[one])]
 
     def behind(self, numbers: Iterable[int], through: Collection[str] | None = None) -> set[int]:
         """Returns these rows and those of which they are made in three steps: by any operation, or by these."""
@@ -343,14 +341,13 @@ class _Kind(NamedTuple):
     name: str
     applies: Callable[[Row], bool]
     words: str
-    #: The precision in which its operations would be right, if a line of a list can give them that.
+    #: The precision in which its operations would be right, if a line of a list can give them that. ``*``: all that its
+    #: modules compute would be right in float32.
     mended_by: str = ""
     #: The other rows that the text names, such as those that made the input. Without any of them, None: no finding.
     others: Callable[[_Flow, int], list[int] | None] = lambda flow, number: []
     #: True if those are to get that precision, where there are any.
     mends_others: bool = False
-    #: True if a module that is in float32 as a whole would be right.
-    mends_module: bool = False
     #: False for rows that are as they should be in this report.
     matters: Callable[[_Part, Mapping[str, Any]], bool] = lambda part, environment: True
 
@@ -363,8 +360,6 @@ def _of_kind(kind: _Kind, report: Records, flow: _Flow) -> Iterator[Finding]:
             named = [report.rows[one] for number in part.numbers for one in others[number]]
             mended = named if kind.mends_others and named else part.rows
             rule = _rule_for(mended, kind.mended_by) if kind.mended_by else {}
-            if kind.mends_module:
-                rule = rules_for(EVERY, [row.module for row in part.rows], "fp32")
             yield _finding(kind.name, kind.words.format(**_words(report, part, named)), rule, rows=part.numbers)
 
 
@@ -398,11 +393,14 @@ def _words(report: Records, part: _Part, others: Sequence[Row]) -> dict[str, obj
 
 def _rule_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
     """Returns the lines that give the operations of these rows this precision, unless a user's line decides."""
+    if precision == EVERY:
+        return rules_for(EVERY, [row.module for row in rows], "fp32")
     rules: dict[str, str] = {}
+    have_sums = all(ops.can_have_float32_result(row.operation) for row in rows)
+    precision = "fp32" if precision.endswith(FLOAT32_RESULT) and not have_sums else precision
     for operation in () if any(map(_is_own_choice, rows)) else dict.fromkeys(row.operation for row in rows):
         those = [row for row in rows if row.operation == operation]
-        has_sum = not precision.endswith(FLOAT32_RESULT) or ops.can_have_float32_result(operation)
-        found = rules_for(operation, [row.module for row in those], precision if has_sum else "fp32")
+        found = rules_for(operation, [row.module for row in those], precision)
         # A line that holds everywhere would contradict the one that decides now.
         is_listed = any(row.reason == "list" for row in those) and precision == "lower"
         rules |= {} if is_listed and operation in found else found
@@ -418,7 +416,6 @@ def _finding(kind: str, text: str, rule: Mapping[str, str] = {}, **more: Any) ->
 #: The names in reports of operations that need exact integers, of sums, and of what multiplies or turns the sign.
 _COUNTS = frozenset(name.strip("_") for name in observed.COUNTS)
 _SUMS = frozenset(name.strip("_") for name in observed.SUMS)
-_SOLVES = frozenset(observed.SOLVES)
 _SCALINGS = frozenset(("div", "neg", "truediv", *(name.strip("_") for name in observed.DECAYS)))
 
 #: Operations that take the logarithm of their input, and those before them that add a small number or limit the values.
@@ -486,26 +483,30 @@ def _that_it_follows(flow: _Flow, number: int) -> list[int]:
 
 
 def _coarse_products(flow: _Flow, number: int) -> list[int] | None:
-    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and what a list
-    lowers after them. If the other term is made of the product too, both are rounded in the same way: `scores -
+    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and arithmetic
+    there that a list lowers. If the other term is made of the product too, both are rounded in the same way: `scores -
     scores.max()`."""
     behind = {term: flow.behind((term,), _SCALINGS | _SUMS) for term in flow.makers[number]}
     made = {one for its in behind.values() for one in its}
-    found = sorted(filter(flow.is_lower_product, made))
+    found = flow.lower_products(made)
     others = [term for term, its in behind.items() if its.isdisjoint(found)]
-    listed = [one for one in (*made - {*found}, number) if flow.rows[one].reason == "list" and flow.rows[one].is_lower]
+    lower = (one for one in flow.behind((number,)) if flow.rows[one].reason == "list" and flow.rows[one].is_lower)
+    listed = [one for one in lower if not _is_product(flow.rows[one])]
     return found + listed if found and flow.behind(others).isdisjoint(found) else None
 
 
-def _products_behind(flow: _Flow, number: int) -> list[int] | None:
-    """Returns the products in lower precision from which a call gets its values."""
-    return sorted(filter(flow.is_lower_product, flow.behind((number,)))) or None
+def _products_of_system(flow: _Flow, number: int) -> list[int] | None:
+    """Returns the products in lower precision of a linear system that are in the module of the solution."""
+    module, found = f"{flow.rows[number].module}.", flow.lower_products(flow.behind((number,)))
+    return [one for one in found if f"{flow.rows[one].module}.".startswith(module)] or None
 
 
-def _last_products(flow: _Flow, number: int) -> list[int] | None:
-    """Returns the product in lower precision that makes a result: the row itself, or the nearest ones behind it."""
-    nearest = next(filter(flow.is_lower_product, (number, *flow.makers[number])), None)
-    return _products_behind(flow, number) if nearest is None else [nearest]
+def _last_sums(flow: _Flow, number: int) -> list[int] | None:
+    """Returns the nearest products in lower precision that make a result, and the means in lower precision there."""
+    behind = flow.behind((number,))
+    last = next(filter(None, map(flow.lower_products, ([number], flow.makers[number], behind))), None)
+    means = [one for one in behind if flow.rows[one].is_lower and observed.MEANS.search(flow.rows[one].operation)]
+    return last and last + [one for one in means if not _is_product(flow.rows[one])]
 
 
 def _sums_of_steps(flow: _Flow, number: int) -> list[int] | None:
@@ -544,19 +545,19 @@ _KINDS = (
         # Of other results, one in a hundred is so near to the one that it is subtracted from.
         lambda row: row.noticed.get("nearly equal", 0) >= max(8, row.noticed.get("subtracted", 0) / 8),
         "Results of the model that come from {other} are subtracted outside of it, and of nearly equal ones the "
-        "difference is mostly their rounding. Keep the sum of the product in float32 ({calls}): the rounding of its "
-        "operands and of the layers before remains, which hmp.diagnose measures",
+        "difference is mostly their rounding ({calls}). Keep their sum in float32, and means before it: what else is "
+        "rounded before remains, which hmp.diagnose measures",
         mended_by="lower -> fp32",
-        others=_last_products,
+        others=_last_sums,
         mends_others=True,
     ),
     _Kind(
         "solution of rounded values",
-        lambda row: row.operation in _SOLVES and row.module is not None and row.phase == "forward",
+        lambda row: row.module is not None and row.phase == "forward" and bool(observed.SOLVES.search(row.operation)),
         "{named} solves a system in which {other} is rounded to {others[0].precision}, and multiplies that rounding "
         "({calls}). Keep its module in float32: what was rounded before it remains, which hmp.diagnose measures",
-        mends_module=True,
-        others=_products_behind,
+        mended_by=EVERY,
+        others=_products_of_system,
     ),
     _Kind(
         "average",
@@ -655,8 +656,11 @@ _KINDS = (
         _is_too_small,
         "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls})",
         mended_by="fp32",
-        # Each step of an optimizer needs new casts of weights. Others are needed once.
-        matters=lambda part, its: part.share >= 0.05 and (its.get("optimizer_steps", 0) or not part.mostly_first),
+        matters=lambda part, its: (
+            part.share >= 0.05
+            # Each step of an optimizer needs new casts of weights. Others are needed once.
+            and (its.get("optimizer_steps", 0) > 0 or 2 * sum(row.needed for row in part.rows) <= part.calls)
+        ),
     ),
     _Kind("as given", _by_reason("as given"), "{named} is left alone: {row.why} ({calls})"),
     _Kind(

@@ -71,21 +71,18 @@ def rules_for(operation: str, modules: Sequence[str | None], precision: str) -> 
     """Returns the rules that give the operation this precision (``"fp32"``, ``"lower"`` or ``"lower -> fp32"``) in
     these modules, or everywhere if it runs outside of modules (None) too; nothing if no list could. ``"*"`` stands for
     all operations of these modules."""
+    if precision != "fp32" and not ops.has_kernel(operation):
+        return {}
     # Under a function mode and in compiled code, torch calls functions in place of operators.
     operation = ops.function_of(operation)
-    if operation != EVERY and (ops.resolve(operation) is None or not _may_list(operation, precision)):
+    if operation != EVERY and ops.resolve(operation) is None:
+        return {}
+    if ops.is_in_place(operation) or not ops.computes(operation) or ops.gives_view(operation):
         return {}
     patterns = _patterns(dict.fromkeys(_path_of(module) for module in modules if module is not None))
     if None in modules or len(patterns) > _MOST_PATTERNS or any(map(problem_of_pattern, patterns)):
         return {} if operation == EVERY else {operation: precision}
     return {f"{operation} @ {pattern}": precision for pattern in patterns}
-
-
-def _may_list(operation: str, precision: str) -> bool:
-    """True if a line that gives the operation this precision changes anything."""
-    if precision.startswith("lower") and not ops.has_kernel(operation):
-        return False
-    return not ops.is_in_place(operation) and ops.computes(operation) and not ops.gives_view(operation)
 
 
 def in_words(rules: Mapping[str, str], begin: str = ". Write") -> str:

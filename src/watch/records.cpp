@@ -63,19 +63,11 @@ std::size_t Key::hash() const noexcept {
                       static_cast<std::size_t>(decision.reason) << 8U | static_cast<std::size_t>(phase));
 }
 
-Kind Record::wanted() const noexcept {
-  constexpr std::array kinds{Kind::bf16, Kind::f16, Kind::f32, Kind::other};  // of rules::precisions
-  return kinds[static_cast<std::size_t>(key.decision.precision)];
-}
-
 void set_sensitive(const std::string& operation, Sensitivity sensitivity) {
   tables->sensitive[operation] = sensitivity;
 }
 
-Sensitivity sensitivity_of(const std::string& operation) {
-  const auto found = tables->sensitive.find(operation);
-  return found == tables->sensitive.end() ? Sensitivity::none : found->second;
-}
+Sensitivity sensitivity_of(const std::string& operation) { return tables->sensitive[operation]; }
 
 const std::string* operation_named(const std::string& operation) { return &*tables->names.insert(operation).first; }
 

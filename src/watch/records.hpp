@@ -50,20 +50,25 @@ enum class Sensitivity : std::uint8_t {
 inline constexpr Py_ssize_t statistics_from = 3;
 inline constexpr Py_ssize_t statistics_count = 2;
 
-// Observations about the input values of calls, and about the use of their results.
+// Observations about the input values of calls, and about the use of their results: type, name, name in a report.
+#define HABANA_MP_NOTICED(ROW)                                                                                         \
+  ROW(double, largest_count, "largest count")      /* among whole numbers that the lower precision cannot represent */ \
+  ROW(double, largest_angle, "largest angle")      /* among angles in lower precision */                               \
+  ROW(std::uint64_t, with_float64, "with float64") /* calls with a float64 tensor */                                   \
+  ROW(std::uint64_t, in_lower_statistics, "in lower statistics") /* updates of statistics in lower precision */        \
+  ROW(std::uint64_t, losses, "losses")                           /* results from which a backward began */             \
+  ROW(std::uint64_t, carried, "carried")                 /* results that were stored over a tensor of the same size */ \
+  ROW(std::uint64_t, cancelled, "cancelled")             /* sums in which little is left of a lower term */            \
+  ROW(std::uint64_t, mostly_rounding, "mostly rounding") /* of these, sums of which most values may be rounding */     \
+  ROW(std::uint64_t, subtracted, "subtracted")     /* values of sums and differences of its results outside modules */ \
+  ROW(std::uint64_t, nearly_equal, "nearly equal") /* of these, differences of nearly equal values */                  \
+  ROW(std::uint64_t, lost_ridges, "lost ridges")   /* sums of a lower matrix and a diagonal below its rounding */      \
+  ROW(std::uint64_t, decays, "decays")             /* multiplications by a number next to 1 */
+
 struct Noticed {
-  double largest_count = 0;               // among whole numbers that the lower precision cannot represent
-  double largest_angle = 0;               // among angles in lower precision
-  std::uint64_t with_float64 = 0;         // calls with a float64 tensor
-  std::uint64_t in_lower_statistics = 0;  // calls that update statistics in lower precision
-  std::uint64_t losses = 0;               // results in lower precision from which a backward began
-  std::uint64_t carried = 0;              // results in lower precision that were stored over a tensor of the same size
-  std::uint64_t cancelled = 0;            // sums in which little is left of a term in lower precision
-  std::uint64_t mostly_rounding = 0;      // of these, sums of which much of most values may be rounding
-  std::uint64_t subtracted = 0;           // values of sums and differences of its results outside of modules
-  std::uint64_t nearly_equal = 0;         // of these, differences of nearly equal values
-  std::uint64_t lost_ridges = 0;          // sums of a matrix in lower precision and a diagonal below its rounding
-  std::uint64_t decays = 0;               // multiplications by a number next to 1
+#define ROW(type, name, words) type name = 0;
+  HABANA_MP_NOTICED(ROW)
+#undef ROW
 };
 
 struct Record {
@@ -84,7 +89,10 @@ struct Record {
   };
   std::vector<From> from;
   // The precision of its inputs, or `other`.
-  [[nodiscard]] Kind wanted() const noexcept;
+  [[nodiscard]] Kind wanted() const noexcept {
+    constexpr std::array kinds{Kind::bf16, Kind::f16, Kind::f32, Kind::other};  // of rules::precisions
+    return kinds[static_cast<std::size_t>(key.decision.precision)];
+  }
 };
 
 // All other operations are not sensitive.
