@@ -170,11 +170,9 @@ def variational_autoencoder(to: To) -> Step:
 
 
 @script(harmed=False)
-def whitened_between_layers(to: To) -> Step:
+def solution_of_a_sound_system(to: To) -> Step:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        values, vectors = torch.linalg.eigh(self.metric.double())
-        root = (vectors * values.rsqrt()) @ vectors.mT
-        return self.last(self.first(x) @ root.to(x.dtype))
+        return self.last(torch.linalg.solve(self.metric, self.first(x).mT).mT)
 
     model = Calls(forward, first=nn.Linear(32, 32), last=nn.Linear(32, 4))
     mixed = torch.randn(32, 32)

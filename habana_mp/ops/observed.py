@@ -20,8 +20,7 @@ SUMS = ("add", "sub", "subtract", "rsub", "__add__", "__radd__", "__sub__", "__r
 
 #: Solutions of linear systems, and the inverses and factors that give them: they multiply the rounding of the system.
 SOLVES = re.compile("solve|inverse|linalg_.*inv|lu_factor|lstsq")
-
-#: Means and sums of many values: what is rounded after them is not the same for two inputs that differ a little.
+#: Means and sums of many values.
 MEANS = re.compile("mean|sum|avg_pool")
 
 #: What an average is multiplied by, with a number next to 1.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
@@ -520,28 +521,25 @@ def _logarithms_of(flow: _Flow, number: int) -> list[int] | None:
     return [one for one in logarithms if number in flow.behind(flow.makers[one], _BEFORE_LOGARITHMS)] or None
 
 
+_difference = partial(_Kind, "rounded difference", mends_others=True)
+
 #: The most unusual kinds first. Kinds about wrong results come before those about time.
 _KINDS = (
-    _Kind(
-        "rounded difference",
+    _difference(
         lambda row: "mostly rounding" in row.noticed or 2 * row.noticed.get("cancelled", 0) >= row.calls,
         "{named} leaves little of {other} in {others[0].precision}, and much of that is rounding ({calls}), as in a "
         "distance or a divergence. Compute the product in float32",
         mended_by="fp32",
         others=_coarse_products,
-        mends_others=True,
     ),
-    _Kind(
-        "rounded difference",
+    _difference(
         lambda row: "lost ridges" in row.noticed,
         "{named} adds to {other} in {others[0].precision} a diagonal that its rounding exceeds, so the sum may have no "
         "Cholesky factor ({calls}). Compute the product in float32",
         mended_by="fp32",
         others=_coarse_products,
-        mends_others=True,
     ),
-    _Kind(
-        "rounded difference",
+    _difference(
         # Of other results, one in a hundred is so near to the one that it is subtracted from.
         lambda row: row.noticed.get("nearly equal", 0) >= max(8, row.noticed.get("subtracted", 0) / 8),
         "Results of the model that come from {other} are subtracted outside of it, and of nearly equal ones the "
@@ -549,7 +547,6 @@ _KINDS = (
         "rounded before remains, which hmp.diagnose measures",
         mended_by="lower -> fp32",
         others=_last_sums,
-        mends_others=True,
     ),
     _Kind(
         "solution of rounded values",
