@@ -176,7 +176,7 @@ def convert_model_results(dtype: torch.dtype, holds: Callable[[Any], bool], conv
     is no tensor holds one, and ``convert`` converts a result that is none."""
 
 def stop_converting_model_results() -> None: ...
-def count_model_results(tensors: int, bytes: int) -> None: ...
+def count_model_result(before: torch.Tensor, after: torch.Tensor, /) -> None: ...
 def model_results() -> tuple[int, int]:
     """Returns the number of tensors that were converted so far, and the bytes of the new ones."""
 
@@ -329,7 +329,7 @@ def change_count() -> int:
 
 def counts() -> list[tuple[str, str, str, str, int, int, int, int, int]]:
     """Returns (operation, representation, precision, reason, number of the line that decided or 0, calls, casts, bytes,
-    casts of weights that are too small to be cached) of each row."""
+    casts of weights that no cache saves) of each row."""
 
 def reset_counts() -> None: ...
 def lower_updates() -> int:

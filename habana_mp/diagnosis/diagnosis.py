@@ -252,7 +252,7 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     findings: list[Finding] = []
     search = Search(runs, exact, tolerances, found)
     if worst(excess) > 1:
-        findings += search.findings(sites, number, progress)
+        findings += search.in_modules(search.findings(sites, number, progress), lowered, number, progress)
     beside = CompiledSearch(runs, compiled, lowered, exact, tolerances)
     if worst(compiled_excess) > 1:
         findings += beside.findings(sites, number, progress)

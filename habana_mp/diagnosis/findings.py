@@ -9,6 +9,8 @@ from pathlib import Path
 
 from habana_mp.diagnosis.outcomes import Deviations, decrease
 from habana_mp.diagnosis.sites import Site
+from habana_mp.ops.observed import SOLVES
+from habana_mp.policy.lists import EVERY
 from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.reporting.page import in_html, page
 from habana_mp.reporting.records import LARGEST_FLOAT16, short_place
@@ -86,16 +88,19 @@ def finding(
 ) -> Finding:
     """Returns the finding about the sites of one line. ``before`` and ``after`` are the deviations of the step without
     and with this line in float32, or with ``sums`` its result alone. ``others`` is "both" if the lines of the
-    other findings run in float32 in both of them, and "after" if they do in the latter."""
+    other findings run in float32 in both of them, and "after" if they do in the latter. If the line solves a linear
+    system, its module runs in float32 as a whole."""
     kind, harm = _kind_and_harm(sites)
+    solves = SOLVES.search(sites[0].where.operation)
     what = most_improved(before, after)
     given = "with the lines of the other findings in float32, " if others == "both" else ""
-    lines = "this line and those of the other findings" if others else "this line"
+    lines = "this line and those of the other findings" if others else "its module" if solves else "this line"
     this = "this one too" if given else f"{'the result of ' if sums else ''}{lines} in float32"
     now = "it is" if before[what] == math.inf else f"by {percent(after[what])}"
     text = f"{harm}; {given}{what} {deviates_by('is wrong', before[what])}, and with {this} {now}"
     worst, (operation, file, line) = _worst(sites), sites[0].where
-    rule = rules_for(operation, [one.module or None for one in sites], "lower" + FLOAT32_RESULT if sums else "fp32")
+    precision = "lower" + FLOAT32_RESULT if sums else "fp32"
+    rule = rules_for(EVERY if solves else operation, [one.module or None for one in sites], precision)
     return Finding(
         kind,
         worded(sites, text, rule),
@@ -131,6 +136,8 @@ def most_improved(before: Deviations, after: Deviations) -> str:
 def _kind_and_harm(sites: Sequence[Site]) -> tuple[str, str]:
     """Returns the kind of the finding about these sites of a line, and what the line did."""
     site, lower = _worst(sites), precision_of(sites)
+    if SOLVES.search(site.where.operation):
+        return "precision", "it solves a system that lower precision has rounded, and multiplies the rounding"
     inputs = "of its inputs"
     if site.largest_input:
         inputs = f"of inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}"

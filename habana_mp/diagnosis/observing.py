@@ -26,6 +26,7 @@ from habana_mp.diagnosis.exact import (
 )
 from habana_mp.diagnosis.outcomes import Run, RunMode
 from habana_mp.diagnosis.sites import PRODUCTS, Line, Locator, Place, Site, is_comparable, sample, size_of
+from habana_mp.ops.observed import SOLVES
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.compiled_runs import compiled_anew
@@ -188,6 +189,8 @@ class Measuring(Observer):
     def observe(self, call: Call) -> Any:
         self._made += 1
         place = self._locator.here(call.operation)
+        if SOLVES.search(call.operation):
+            self.run.measured.setdefault(place, Site(*place))
         writes = ops.is_in_place(call.operation)
         arguments, keywords = call.arguments
         if writes and arguments and isinstance(arguments[0], torch.Tensor) and is_lower(arguments[0]):

@@ -23,6 +23,7 @@ from habana_mp.diagnosis.findings import (
 )
 from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
 from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.ops.observed import SOLVES
 from habana_mp.reporting.remedies import Finding
 
 Progress = Callable[[str], None]
@@ -100,6 +101,21 @@ class Search:
             without = tried.get(others, self._unmended)
             found.append(self._finding(lines[line], without, mended, step, others=beside, sums=sums))
         return sorted(found, key=lambda one: -one.effect)
+
+    def in_modules(self, found: list[Finding], run: Run, step: int, progress: Progress) -> list[Finding]:
+        """Returns the findings, with one about the whole module in place of those in a module that solves a linear
+        system: the solution multiplies the rounding of all that makes the system."""
+        for where, those in ranked(one for one in run.measured.values() if SOLVES.search(one.where.operation)).items():
+            modules = tuple(f"{one.module}." for one in those)
+            lines = frozenset(one.where for one in run.sites if f"{one.module}.".startswith(modules))
+            others = [one for one in found if Line(one.operation, one.file, one.line) not in lines]
+            if not lines or (found and len(others) == len(found)) or self.run_count >= _MOST_RUNS:
+                continue
+            self._tell(progress, f"with the module of `{where.operation}` at {where.place} in float32")
+            after = self._deviations_with(lines)
+            if worst(self._tolerances.excess(after)) <= max(1.0, worst(self._tolerances.excess(self._unmended)) / 2):
+                found = [finding(those, self._unmended, after, step), *others]
+        return found
 
     def _with_sum_if_enough(
         self, sites: Sequence[Site], others: frozenset[Line], after: Deviations, progress: Progress

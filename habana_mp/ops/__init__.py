@@ -29,7 +29,7 @@ from habana_mp.ops import (
     written,
 )
 from habana_mp.ops.find import ATEN, CachedByName, builtins_named, exists, schemas
-from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, WIDEST, Castable, Operation
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, NO_KERNEL, WIDEST, Castable, Operation
 
 #: All declared rows.
 ROWS: tuple[Operation, ...] = (
@@ -170,6 +170,11 @@ def suggestions() -> tuple[str, ...]:
 
 
 # ---- properties of an operation ------------------------------------------------------------------------------------
+
+
+def has_kernel(operation: str) -> bool:
+    """True unless the lower precision has no kernel for it."""
+    return row_of(operation).unlisted != NO_KERNEL
 
 
 def can_have_float32_result(operation: str) -> bool:

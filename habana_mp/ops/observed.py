@@ -1,5 +1,7 @@
 """Operations whose input values the watch checks: the lower precision may be too coarse for them."""
 
+import re
+
 #: A lower precision keeps only the number of turns of a large angle.
 ANGLES = ("cos", "sin", "tan")
 
@@ -15,6 +17,11 @@ STATISTICS = ("batch_norm", "instance_norm")
 
 #: Sums and differences: where large values cancel, the rounding of those in lower precision is left.
 SUMS = ("add", "sub", "subtract", "rsub", "__add__", "__radd__", "__sub__", "__rsub__")
+
+#: Solutions of linear systems, and the inverses and factors that give them: they multiply the rounding of the system.
+SOLVES = re.compile("solve|inverse|linalg_.*inv|lu_factor|lstsq")
+#: Means and sums of many values.
+MEANS = re.compile("mean|sum|avg_pool")
 
 #: What an average is multiplied by, with a number next to 1.
 DECAYS = ("mul", "multiply", "__mul__", "__rmul__")

@@ -13,7 +13,7 @@ from habana_mp.common.errors import ListError
 from habana_mp.ops import observed
 from habana_mp.ops.find import Builtin, builtins_named, composite_named
 from habana_mp.ops.infinities import ALSO_GUARDED
-from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable
+from habana_mp.ops.operation import FIRST_INPUT, KERNEL_FOR_SOME, WIDEST, Castable
 from habana_mp.ops.products import in_rows
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import EVERY, Listed
@@ -132,7 +132,7 @@ def ruling_without_list(operation: str) -> Ruling:
     row, saturate = ops.row_of(operation), ops.saturates(operation)
     if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
-    if row.unlisted == NO_KERNEL:
+    if not ops.has_kernel(operation):
         return Ruling("precision", "fp32", no_kernel=True)
     if row.unlisted == WIDEST:
         return Ruling("widest", saturate=saturate)
@@ -150,13 +150,9 @@ def ruling_in_list(operation: str, precision: str, *, products_only: bool = Fals
         if ops.can_have_float32_result(operation):
             products_only = products_only or ops.row_of(operation).made_of_products
             return replace(ruling_in_list(operation, precision, products_only=products_only), float32_result=True)
-    if precision != "fp32" and _has_no_kernel(operation):
+    if precision != "fp32" and not ops.has_kernel(operation):
         return Ruling("precision", "fp32", no_kernel=True)
     return Ruling("precision", precision, saturate=ops.saturates(operation, precision), products_only=products_only)
-
-
-def _has_no_kernel(operation: str) -> bool:
-    return ops.row_of(operation).unlisted == NO_KERNEL
 
 
 #: The user's lists for the lower precision and for float32. None: that of the preset.
@@ -239,10 +235,10 @@ def _rulings(lists: Preset, lower: str, decided: Decided, refused: frozenset[str
     for listed in lists.widest:
         resolved = operations_of(listed)
         for operation in () if resolved is None else resolved.exact + resolved.family:
-            if operation not in rulings and not _has_no_kernel(operation) and not ops.is_in_place(operation):
+            if operation not in rulings and ops.has_kernel(operation) and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
     for operation, precision in _by_parts(decided, lower, lists.of_autocast).items():
-        if operation not in rulings and not _has_no_kernel(operation):
+        if operation not in rulings and ops.has_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
     return rulings
 

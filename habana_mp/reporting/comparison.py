@@ -53,9 +53,9 @@ class Pair:
             return "precision"
         if _reason(self.a) != _reason(self.b):
             return "reason"
-        # The processor decides if small weights are cached while they are trained.
-        apart = abs(self.a["casts"] - self.b["casts"]) - max(self.a["small"], self.b["small"])
-        return "casts" if self.a["calls"] == self.b["calls"] and apart > 0 else None
+        # The processor decides how often a weight is cast that no cache saves.
+        of_a, of_b = (row["casts"] - row["needed"] for row in (self.a, self.b))
+        return "casts" if self.a["calls"] == self.b["calls"] and of_a != of_b else None
 
 
 @dataclass(frozen=True, repr=False)

@@ -68,7 +68,7 @@ class Stopwatch:
 stopwatch = Stopwatch()
 
 #: What the core counts of calls, and of cached casts.
-_OF_CALLS = ("calls", "casts", "bytes", "small")
+_OF_CALLS = ("calls", "casts", "bytes", "needed")
 _OF_WEIGHTS = ("hits", "refreshes", "refreshed_bytes", "refused", "products")
 
 _Counters = Counter[tuple[Any, ...]]

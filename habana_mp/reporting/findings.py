@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.ops import observed
+from habana_mp.policy.lists import EVERY
 from habana_mp.policy.module_rules import KEPT
+from habana_mp.policy.precisions import FLOAT32_RESULT
 from habana_mp.reporting.records import PRECISIONS, REASONS, Records, Row, counted, with_ranks
 from habana_mp.reporting.remedies import Finding, in_words, rules_for
 
@@ -260,8 +263,7 @@ def _outside(report: Records) -> Iterator[str]:
         named = ", ".join(dict.fromkeys(f"`{row.operation}`" for row in rows[:3]))
         yield (
             f"{counted(sum(row.calls for row in rows), 'product')} outside of modules ran in float32 ({named}"
-            f"{_place(rows, ', most at ')}): `with hmp.autocast(...):` lowers there, and "
-            '`convert(within="everywhere")` everywhere'
+            f"{_place(rows, ', most at ')}): the lists lower in modules only"
         )
 
 
@@ -330,6 +332,9 @@ class _Flow:
         for one in self.edges:
             self.makers[one.target].append(one.source)
 
+    def lower_products(self, numbers: Iterable[int]) -> list[int]:
+        return [one for one in sorted(numbers) if self.rows[one].is_lower and _is_product(self.rows[one])]
+
     def behind(self, numbers: Iterable[int], through: Collection[str] | None = None) -> set[int]:
         """Returns these rows and those of which they are made in three steps: by any operation, or by these."""
         found = set(numbers)
@@ -345,7 +350,8 @@ class _Kind(NamedTuple):
     name: str
     applies: Callable[[Row], bool]
     words: str
-    #: The precision in which its operations would be right, if a line of a list can give them that.
+    #: The precision in which its operations would be right, if a line of a list can give them that. ``*``: all that its
+    #: modules compute would be right in float32.
     mended_by: str = ""
     #: The other rows that the text names, such as those that made the input. Without any of them, None: no finding.
     others: Callable[[_Flow, int], list[int] | None] = lambda flow, number: []
@@ -395,14 +401,19 @@ def _words(report: Records, part: _Part, others: Sequence[Row]) -> dict[str, obj
 
 
 def _rule_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
-    """Returns the lines that give the first operation of these rows this precision, unless a user's line decides."""
-    rows = [row for row in rows if row.operation == rows[0].operation]
-    if any(map(_is_own_choice, rows)):
-        return {}
-    rules = rules_for(rows[0].operation, [row.module for row in rows], precision)
-    # A line that holds everywhere would contradict the one that decides now.
-    is_listed = any(row.reason == "list" for row in rows) and precision == "lower"
-    return {} if is_listed and rows[0].operation in rules else rules
+    """Returns the lines that give the operations of these rows this precision, unless a user's line decides."""
+    if precision == EVERY:
+        return rules_for(EVERY, [row.module for row in rows], "fp32")
+    rules: dict[str, str] = {}
+    have_sums = all(ops.can_have_float32_result(row.operation) for row in rows)
+    precision = "fp32" if precision.endswith(FLOAT32_RESULT) and not have_sums else precision
+    for operation in () if any(map(_is_own_choice, rows)) else dict.fromkeys(row.operation for row in rows):
+        those = [row for row in rows if row.operation == operation]
+        found = rules_for(operation, [row.module for row in those], precision)
+        # A line that holds everywhere would contradict the one that decides now.
+        is_listed = any(row.reason == "list" for row in those) and precision == "lower"
+        rules |= {} if is_listed and operation in found else found
+    return rules
 
 
 def _finding(kind: str, text: str, rule: Mapping[str, str] = {}, **more: Any) -> Finding:
@@ -427,6 +438,10 @@ def _is_product(row: Row) -> bool:
     return made or row.operation == "scaled_dot_product_attention"
 
 
+#: The reasons of calls that stay in float32 although a list lowers the operation.
+_FIXED = frozenset(("arithmetic", "in_place", "library", "no_kernel", "no_product"))
+
+
 def _is_own_choice(row: Row) -> bool:
     """True if a line that the user wrote decides. No finding advises against it."""
     return row.is_own and row.is_listed
@@ -436,20 +451,16 @@ def _may_be_lowered(row: Row) -> bool:
     """True if a finding may advise to lower it: a product, or what stands between lowered calls, in the forward of a
     module. Outside of one, in a backward and in exact code, float32 may be meant."""
     in_forward = row.module is not None and row.phase == "forward"
-    return in_forward and row.reason != "library" and not _is_own_choice(row)
-
-
-def _is_product_in_float32(row: Row) -> bool:
-    is_in_float32 = row.precision == "fp32" and row.reason not in ("no_kernel", "no_product")
-    return is_in_float32 and _is_product(row) and _may_be_lowered(row)
+    is_fixed = row.reason in _FIXED or not ops.has_kernel(row.operation)
+    return in_forward and not is_fixed and not _is_own_choice(row)
 
 
 def _casts_weight_anew(row: Row) -> bool:
-    """True if most calls cast their weight. At most one cast per call is of the input; the others are of the weight or
-    the bias, whose casts may be small ones. In few calls, each may be the first one with its weight."""
+    """True if most calls cast their weight again. At most one cast per call is of the input, the others are of the
+    weight or the bias."""
     takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
     is_told = row.is_lower and row.phase == "forward" and row.calls >= 10 and not row.refused
-    return takes_one_input and is_told and 2 * (row.casts - row.small) > 3 * row.calls
+    return takes_one_input and is_told and 2 * (row.casts - row.needed) > 3 * row.calls
 
 
 def _holds_float64(row: Row) -> bool:
@@ -481,13 +492,30 @@ def _that_it_follows(flow: _Flow, number: int) -> list[int]:
 
 
 def _coarse_products(flow: _Flow, number: int) -> list[int] | None:
-    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of. If the other term is
-    made of the product too, both are rounded in the same way: `scores - scores.max()`."""
+    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and arithmetic
+    there that a list lowers. If the other term is made of the product too, both are rounded in the same way: `scores -
+    scores.max()`."""
     behind = {term: flow.behind((term,), _SCALINGS | _SUMS) for term in flow.makers[number]}
     made = {one for its in behind.values() for one in its}
-    found = sorted(one for one in made if flow.rows[one].is_lower and _is_product(flow.rows[one]))
+    found = flow.lower_products(made)
     others = [term for term, its in behind.items() if its.isdisjoint(found)]
-    return found if found and flow.behind(others).isdisjoint(found) else None
+    lower = (one for one in flow.behind((number,)) if flow.rows[one].reason == "list" and flow.rows[one].is_lower)
+    listed = [one for one in lower if not _is_product(flow.rows[one])]
+    return found + listed if found and flow.behind(others).isdisjoint(found) else None
+
+
+def _products_of_system(flow: _Flow, number: int) -> list[int] | None:
+    """Returns the products in lower precision of a linear system that are in the module of the solution."""
+    module, found = f"{flow.rows[number].module}.", flow.lower_products(flow.behind((number,)))
+    return [one for one in found if f"{flow.rows[one].module}.".startswith(module)] or None
+
+
+def _last_sums(flow: _Flow, number: int) -> list[int] | None:
+    """Returns the nearest products in lower precision that make a result, and the means in lower precision there."""
+    behind = flow.behind((number,))
+    last = next(filter(None, map(flow.lower_products, ([number], flow.makers[number], behind))), None)
+    means = [one for one in behind if flow.rows[one].is_lower and observed.MEANS.search(flow.rows[one].operation)]
+    return last and last + [one for one in means if not _is_product(flow.rows[one])]
 
 
 def _sums_of_steps(flow: _Flow, number: int) -> list[int] | None:
@@ -501,25 +529,40 @@ def _logarithms_of(flow: _Flow, number: int) -> list[int] | None:
     return [one for one in logarithms if number in flow.behind(flow.makers[one], _BEFORE_LOGARITHMS)] or None
 
 
+_difference = partial(_Kind, "rounded difference", mends_others=True)
+
 #: The most unusual kinds first. Kinds about wrong results come before those about time.
 _KINDS = (
-    _Kind(
-        "rounded difference",
-        lambda row: 2 * row.noticed.get("cancelled", 0) >= row.calls,
+    _difference(
+        lambda row: "mostly rounding" in row.noticed or 2 * row.noticed.get("cancelled", 0) >= row.calls,
         "{named} leaves little of {other} in {others[0].precision}, and much of that is rounding ({calls}), as in a "
         "distance or a divergence. Compute the product in float32",
         mended_by="fp32",
         others=_coarse_products,
-        mends_others=True,
     ),
-    _Kind(
-        "rounded difference",
-        lambda row: 2 * row.noticed.get("lost ridges", 0) >= row.calls,
+    _difference(
+        lambda row: "lost ridges" in row.noticed,
         "{named} adds to {other} in {others[0].precision} a diagonal that its rounding exceeds, so the sum may have no "
         "Cholesky factor ({calls}). Compute the product in float32",
         mended_by="fp32",
         others=_coarse_products,
-        mends_others=True,
+    ),
+    _difference(
+        # Of other results, one in a hundred is so near to the one that it is subtracted from.
+        lambda row: row.noticed.get("nearly equal", 0) >= max(8, row.noticed.get("subtracted", 0) / 8),
+        "Results of the model that come from {other} are subtracted outside of it, and of nearly equal ones the "
+        "difference is mostly their rounding ({calls}). Keep their sum in float32, and means before it: what else is "
+        "rounded before remains, which hmp.diagnose measures",
+        mended_by="lower -> fp32",
+        others=_last_sums,
+    ),
+    _Kind(
+        "solution of rounded values",
+        lambda row: row.module is not None and row.phase == "forward" and bool(observed.SOLVES.search(row.operation)),
+        "{named} solves a system in which {other} is rounded to {others[0].precision}, and multiplies that rounding "
+        "({calls}). Keep its module in float32: what was rounded before it remains, which hmp.diagnose measures",
+        mended_by=EVERY,
+        others=_products_of_system,
     ),
     _Kind(
         "average",
@@ -580,7 +623,7 @@ _KINDS = (
     ),
     _Kind(
         "product in float32",
-        _is_product_in_float32,
+        lambda row: row.precision == "fp32" and _is_product(row) and _may_be_lowered(row),
         "{named} runs in float32: {because}{made_by} ({calls})",
         mended_by="lower",
         others=_that_it_follows,
@@ -603,7 +646,7 @@ _KINDS = (
     ),
     _Kind(
         "uncached weight",
-        lambda row: bool(row.refused),
+        lambda row: bool(row.refused) and 2 * sum(row.refused.values()) >= row.calls,
         "{named} casts a weight in each call, since no cast is cached: {refused} ({calls})",
     ),
     _Kind(
@@ -620,7 +663,11 @@ _KINDS = (
         _is_too_small,
         "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls})",
         mended_by="fp32",
-        matters=lambda part, _: part.share >= 0.05,
+        matters=lambda part, its: (
+            part.share >= 0.05
+            # Each step of an optimizer needs new casts of weights. Others are needed once.
+            and (its.get("optimizer_steps", 0) > 0 or 2 * sum(row.needed for row in part.rows) <= part.calls)
+        ),
     ),
     _Kind("as given", _by_reason("as given"), "{named} is left alone: {row.why} ({calls})"),
     _Kind(

@@ -61,7 +61,7 @@ def joined(
     return tuple(rows.values()), tuple(Edge(places[a], places[b], **counts) for (a, b), counts in edges.items())
 
 
-_COUNTED = ("calls", "casts", "bytes", "hits", "small", "seconds", "cast_seconds", "refused", "noticed")
+_COUNTED = ("calls", "casts", "bytes", "hits", "needed", "seconds", "cast_seconds", "refused", "noticed")
 _SAME = tuple(one.name for one in fields(Row) if one.name not in (*_COUNTED, "order"))
 
 

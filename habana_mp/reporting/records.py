@@ -43,8 +43,9 @@ class Row:
     phase: str = "forward"
     #: The number of times that a cached cast of a weight was used.
     hits: int = 0
-    #: The number of casts of weights that are too small to be cached while they are trained.
-    small: int = 0
+    #: The number of casts of weights that no cache saves: the first one of a weight, also after a step, and
+    #: those of weights that are too small to be cached while they are trained.
+    needed: int = 0
     #: The time of the calls, without covered calls inside of them; and the part of it that their casts took.
     seconds: float | None = None
     cast_seconds: float | None = None

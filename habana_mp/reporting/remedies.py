@@ -69,16 +69,19 @@ class Finding:
 
 def rules_for(operation: str, modules: Sequence[str | None], precision: str) -> dict[str, str]:
     """Returns the rules that give the operation this precision (``"fp32"``, ``"lower"`` or ``"lower -> fp32"``) in
-    these modules, or everywhere if it runs outside of modules (None) too; nothing if no list could."""
+    these modules, or everywhere if it runs outside of modules (None) too; nothing if no list could. ``"*"`` stands for
+    all operations of these modules."""
+    if precision != "fp32" and not ops.has_kernel(operation):
+        return {}
     # Under a function mode and in compiled code, torch calls functions in place of operators.
     operation = ops.function_of(operation)
-    if ops.resolve(operation) is None or operation == EVERY:
+    if operation != EVERY and ops.resolve(operation) is None:
         return {}
     if ops.is_in_place(operation) or not ops.computes(operation) or ops.gives_view(operation):
         return {}
     patterns = _patterns(dict.fromkeys(_path_of(module) for module in modules if module is not None))
     if None in modules or len(patterns) > _MOST_PATTERNS or any(map(problem_of_pattern, patterns)):
-        return {operation: precision}
+        return {} if operation == EVERY else {operation: precision}
     return {f"{operation} @ {pattern}": precision for pattern in patterns}
 
 

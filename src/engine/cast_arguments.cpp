@@ -1,6 +1,7 @@
 #include "engine/cast_arguments.hpp"
 
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "engine/reporting.hpp"
@@ -35,7 +36,8 @@ Owned cached_cast_of(PyObject* weight, bool is_view, Kind to, CastContext& conte
   if (!cached) return nullptr;
   ++context.casts;
   if (elements == 0) ++context.cached;
-  context.made.bytes += tensor::bytes_as(to, elements);
+  if (elements > 0) ++context.needed;
+  context.made.bytes += tensor::bytes_as(to, std::abs(elements));
   if (context.records && !context.made.recorded) context.made.recorded = host::requires_grad(weight);
   return cached;
 }
@@ -47,7 +49,7 @@ bool may_have_cached_cast(const Rule& rule, PyObject* item, CastContext& context
   if (!host::is_parameter(item)) return host::is_plain_tensor(item) && weights::may_be_part(item);
   if (!context.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
   if (!host::grad_is_enabled()) return true;
-  ++context.small;
+  ++context.needed;
   return false;
 }
 

@@ -18,7 +18,7 @@ struct CastContext {
   bool has_autocast_casts = false;        // at least one argument was left
   unsigned casts = 0;                     // arguments that were cast
   unsigned cached = 0;                    // of these, casts that were in the cache
-  unsigned small = 0;                     // weights that were left for torch because they are small
+  unsigned needed = 0;                    // weights without a cached cast, or left for torch because they are small
   // Looked up for the first weight of a call; valid for all its weights.
   bool state_is_read = false;
   bool may_cache = false;

@@ -10,8 +10,9 @@
 #include "errors.hpp"
 #include "host/taps.hpp"
 #include "host/tensors.hpp"
+#include "listeners.hpp"
 #include "tensor/cast.hpp"
-#include "watch/modules.hpp"
+#include "watch/records.hpp"
 
 namespace habana_mp::engine {
 
@@ -74,9 +75,14 @@ PyObject* ModelCall::leave(PyObject* result) const {
   if (kind != lower_) return PyObject_CallOneArg(convert_.get(), result);
   tensor::CastResult made;
   Owned left = tensor::cast(result, kind, Kind::f32, made);
-  model_results.tensors += 1;
-  model_results.bytes += made.bytes;
+  if (left) count_model_result(result, left.get());
   return left.release();
+}
+
+void count_model_result(PyObject* before, PyObject* after) {
+  model_results.tensors += 1;
+  model_results.bytes += tensor::bytes_as(Kind::f32, host::count_elements(after));
+  if (listens(Listener::watch)) watch::pass_on_maker(before, after);
 }
 
 void note_lower_parameters(const Arguments& arguments) noexcept {

@@ -33,6 +33,8 @@ struct ModelResults {
   std::uint64_t bytes = 0;  // of the new tensors
 };
 extern ModelResults model_results;
+// Counts a tensor that leaves a model, and what it became.
+void count_model_result(PyObject* before, PyObject* after);
 
 // A call of a module. The outermost one is that of a model.
 class ModelCall {

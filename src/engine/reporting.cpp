@@ -84,7 +84,7 @@ void notify_listeners(Target& target, Decision decision, const CastContext& cont
   const unsigned casts = context.casts - context.cached;
   if (listens(Listener::watch)) {
     watch::decided(&target, target.operation, target.index != no_index, decision,
-                   {casts, context.cached, context.made.bytes, context.small}, context.has_autocast_casts, traced,
+                   {casts, context.cached, context.made.bytes, context.needed}, context.has_autocast_casts, traced,
                    decision.reason == Reason::inside ? function_without_casts() : nullptr);
   }
   if (is_logged && log::is_active()) log_call(target, decision, casts);

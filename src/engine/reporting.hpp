@@ -14,7 +14,7 @@ inline void count(Target& target, Decision decision, const CastContext& context,
   counter.calls += factor;
   counter.casts += factor * (context.casts - context.cached);
   counter.bytes += factor * context.made.bytes;
-  counter.small += factor * context.small;
+  counter.needed += factor * context.needed;
 }
 
 // Sets the graph for which this thread collects its calls instead of counting them: 0 for none, `no_graph` for calls

@@ -77,7 +77,9 @@ PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   const Precision given = given_precision(arguments);
   const bool is_recorded =
       is_lower(kind) || (is_floating(kind) && (given == Precision::bf16 || given == Precision::fp16));
-  if (!is_recorded || rules::is_left_alone(facts)) return call_original(target, arguments);
+  if (!is_recorded || rules::is_left_alone(facts)) {
+    return watch::seen_outside(target.operation, arguments.values, arguments.count(), call_original(target, arguments));
+  }
   if (given != Precision::unchanged) return watched_as_written(target, arguments, {given, Reason::given_dtype});
   const bool is_listed = thread_state.lists_suspended && rule_of_lists(target).action != Action::none;
   const Reason reason = is_listed ? Reason::suspended : Reason::unlisted;

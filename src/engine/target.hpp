@@ -17,13 +17,13 @@ struct Count {
   std::uint64_t calls = 0;
   std::uint64_t casts = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be cached
+  std::uint64_t needed = 0;  // of the casts, first ones of weights, and those of weights too small to be cached
 
   Count& operator+=(const Count& other) noexcept {
     calls += other.calls;
     casts += other.casts;
     bytes += other.bytes;
-    small += other.small;
+    needed += other.needed;
     return *this;
   }
 };

@@ -40,7 +40,7 @@ py::dict shown(const watch::Record& record) {
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;
   row["hits"] = record.amounts.hits;
-  row["small"] = record.amounts.small;
+  row["needed"] = record.amounts.needed;
   row["nanoseconds"] = record.nanoseconds;
   row["cast_nanoseconds"] = record.cast_nanoseconds;
   py::dict refused;
@@ -50,18 +50,10 @@ py::dict shown(const watch::Record& record) {
   }
   row["refused"] = refused;
   py::dict noticed;
-  const auto note = [&noticed](const char* what, auto amount) {
-    if (amount != 0) noticed[what] = amount;
-  };
-  note("largest count", record.noticed.largest_count);
-  note("largest angle", record.noticed.largest_angle);
-  note("with float64", record.noticed.with_float64);
-  note("in lower statistics", record.noticed.in_lower_statistics);
-  note("losses", record.noticed.losses);
-  note("carried", record.noticed.carried);
-  note("cancelled", record.noticed.cancelled);
-  note("lost ridges", record.noticed.lost_ridges);
-  note("decays", record.noticed.decays);
+#define ROW(type, name, words) \
+  if (record.noticed.name != 0) noticed[words] = record.noticed.name;
+  HABANA_MP_NOTICED(ROW)
+#undef ROW
   row["noticed"] = noticed;
   py::list from;
   for (const watch::Record::From& one : record.from) {

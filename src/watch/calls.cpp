@@ -67,7 +67,7 @@ Record* record_call(const std::string& operation, bool is_kept, rules::Decision 
   record.amounts.casts += amounts.casts;
   record.amounts.hits += amounts.hits;
   record.amounts.bytes += amounts.bytes;
-  record.amounts.small += amounts.small;
+  record.amounts.needed += amounts.needed;
   return &record;
 }
 
@@ -157,17 +157,20 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
   if (device_begin) ends_on_device(*this);
   if (!is_recorded() || !wants_lines) return;
   const HeldError held;  // the call may have raised
-  const rules::Precision precision = record->key.decision.precision;
-  const Kind wanted = precision == rules::Precision::bf16   ? Kind::bf16
-                      : precision == rules::Precision::fp16 ? Kind::f16
-                      : precision == rules::Precision::fp32 ? Kind::f32
-                                                            : Kind::other;
-  host::for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(*record, tensor, wanted); });
+  host::for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(*record, tensor, record->wanted()); });
   notice_call(*record, arguments, count, result);
   if (result == nullptr) return;
   host::for_each_tensor(&result, 1, [&](PyObject* tensor) {
     if (host::is_exact_tensor(tensor)) remember_result(tensor, *record);
   });
+}
+
+PyObject* seen_outside(const std::string& operation, PyObject* const* arguments, Py_ssize_t count, PyObject* result) {
+  if (!wants_lines || result == nullptr || innermost_module_call() != nullptr) return result;
+  if (count == 2 && sensitivity_of(operation) == Sensitivity::sum)
+    notice_difference(arguments[0], arguments[1], result);
+  host::for_each_tensor(arguments, count, [result](PyObject* tensor) { pass_on_maker(tensor, result); });
+  return result;
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,

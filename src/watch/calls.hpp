@@ -66,6 +66,9 @@ class CastTime {
 // references.
 void set_device_clock(PyObject* mark, PyObject* took) noexcept;
 
+// Examines a call that neither a list nor a rule decides, if it is outside of modules. Returns `result`.
+PyObject* seen_outside(const std::string& operation, PyObject* const* arguments, Py_ssize_t count, PyObject* result);
+
 // Sets the Python function that returns the place of what torch.compile traces: (file or None, function, line, module
 // path or None), or None. Holds a reference; null for none.
 void set_traced_place(PyObject* function) noexcept;

@@ -11,6 +11,7 @@
 #include "forks.hpp"
 #include "host/inside.hpp"
 #include "host/reader.hpp"
+#include "host/tensors.hpp"
 #include "watch/table.hpp"
 
 namespace habana_mp::watch {
@@ -68,6 +69,8 @@ void set_sensitive(const std::string& operation, Sensitivity sensitivity) {
   tables->sensitive[operation] = sensitivity;
 }
 
+Sensitivity sensitivity_of(const std::string& operation) { return tables->sensitive[operation]; }
+
 const std::string* operation_named(const std::string& operation) { return &*tables->names.insert(operation).first; }
 
 Record& record_of(const Key& key) {
@@ -76,8 +79,7 @@ Record& record_of(const Key& key) {
     found = &tables->all.emplace_back();
     found->key = key;
     found->number = tables->all.size() - 1;
-    const auto sensitive = tables->sensitive.find(*key.operation);
-    if (sensitive != tables->sensitive.end()) found->sensitivity = sensitive->second;
+    found->sensitivity = sensitivity_of(*key.operation);
   }
   return *found;
 }
@@ -113,6 +115,11 @@ Record* maker_of(PyObject* tensor) noexcept {
     return known.rest == wanted.rest && wanted.memory != nullptr ? &tables->all[known.by] : nullptr;
   }
   return nullptr;
+}
+
+void pass_on_maker(PyObject* from, PyObject* to) {
+  const Record* const maker = host::is_exact_tensor(from) && host::is_exact_tensor(to) ? maker_of(from) : nullptr;
+  if (maker != nullptr) remember_result(to, *maker);
 }
 
 void prepare_events() { ring->reserve(most_events); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rules/decision.hpp"
+#include "rules/kind.hpp"
 #include "watch/modules.hpp"
 
 namespace habana_mp::watch {
@@ -35,7 +36,7 @@ struct Amounts {
   std::uint64_t casts = 0;
   std::uint64_t hits = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be cached
+  std::uint64_t needed = 0;  // of the casts, first ones of weights, and those of weights too small to be cached
 };
 
 // The kinds of operations for which the input values matter, beside their precision.
@@ -50,17 +51,25 @@ enum class Sensitivity : std::uint8_t {
 inline constexpr Py_ssize_t statistics_from = 3;
 inline constexpr Py_ssize_t statistics_count = 2;
 
-// Observations about the input values of calls, and about the use of their results.
+// Observations about the input values of calls, and about the use of their results: type, name, name in a report.
+#define HABANA_MP_NOTICED(ROW)                                                                                         \
+  ROW(double, largest_count, "largest count")      /* among whole numbers that the lower precision cannot represent */ \
+  ROW(double, largest_angle, "largest angle")      /* among angles in lower precision */                               \
+  ROW(std::uint64_t, with_float64, "with float64") /* calls with a float64 tensor */                                   \
+  ROW(std::uint64_t, in_lower_statistics, "in lower statistics") /* updates of statistics in lower precision */        \
+  ROW(std::uint64_t, losses, "losses")                           /* results from which a backward began */             \
+  ROW(std::uint64_t, carried, "carried")                 /* results that were stored over a tensor of the same size */ \
+  ROW(std::uint64_t, cancelled, "cancelled")             /* sums in which little is left of a lower term */            \
+  ROW(std::uint64_t, mostly_rounding, "mostly rounding") /* of these, sums of which most values may be rounding */     \
+  ROW(std::uint64_t, subtracted, "subtracted")     /* values of sums and differences of its results outside modules */ \
+  ROW(std::uint64_t, nearly_equal, "nearly equal") /* of these, differences of nearly equal values */                  \
+  ROW(std::uint64_t, lost_ridges, "lost ridges")   /* sums of a lower matrix and a diagonal below its rounding */      \
+  ROW(std::uint64_t, decays, "decays")             /* multiplications by a number next to 1 */
+
 struct Noticed {
-  double largest_count = 0;               // among whole numbers that the lower precision cannot represent
-  double largest_angle = 0;               // among angles in lower precision
-  std::uint64_t with_float64 = 0;         // calls with a float64 tensor
-  std::uint64_t in_lower_statistics = 0;  // calls that update statistics in lower precision
-  std::uint64_t losses = 0;               // results in lower precision from which a backward began
-  std::uint64_t carried = 0;              // results in lower precision that were stored over a tensor of the same size
-  std::uint64_t cancelled = 0;            // sums in which little is left of a term in lower precision
-  std::uint64_t lost_ridges = 0;          // sums of a matrix in lower precision and a diagonal below its rounding
-  std::uint64_t decays = 0;               // multiplications by a number next to 1
+#define ROW(type, name, words) type name = 0;
+  HABANA_MP_NOTICED(ROW)
+#undef ROW
 };
 
 struct Record {
@@ -80,10 +89,16 @@ struct Record {
     std::uint64_t casts;
   };
   std::vector<From> from;
+  // The precision of its inputs, or `other`.
+  [[nodiscard]] Kind wanted() const noexcept {
+    constexpr std::array kinds{Kind::bf16, Kind::f16, Kind::f32, Kind::other};  // of rules::precisions
+    return kinds[static_cast<std::size_t>(key.decision.precision)];
+  }
 };
 
 // All other operations are not sensitive.
 void set_sensitive(const std::string& operation, Sensitivity sensitivity);
+Sensitivity sensitivity_of(const std::string& operation);
 // Returns an equal string that lives as long as the records.
 const std::string* operation_named(const std::string& operation);
 Record& record_of(const Key& key);
@@ -97,6 +112,8 @@ std::uint64_t record_generation() noexcept;
 // Stores the call that made the data in this tensor's memory. `maker_of` returns its record, or null if it is unknown.
 void remember_result(PyObject* tensor, const Record& made_by);
 Record* maker_of(PyObject* tensor) noexcept;
+// Stores for a tensor the call that made another one, which has the same values.
+void pass_on_maker(PyObject* from, PyObject* to);
 
 // A call of an operation or of a module. `record` is the number of the operation's record, `module` that of the module.
 // The other one is -1.

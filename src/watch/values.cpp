@@ -104,36 +104,43 @@ bool has_sizes_of(PyObject* tensor, PyObject* other) noexcept {
   return std::equal(view.shape, view.shape + view.ndim, beside.shape, beside.shape + beside.ndim);
 }
 
-// True if much of most values of a sum may be the rounding of a term; or if little is left of some, and all others have
-// one sign: it is a distance, not a sum in which values cancel by chance.
-bool cancels(PyObject* term, PyObject* sum) noexcept {
+constexpr float very_little = 1.0F / 128;  // a quarter of it, or more, may be the rounding of a term in bfloat16
+
+// Calls `visit` with samples of the sizes of a term's values, and with the values of the sum at their places. Returns
+// their number.
+template <typename Visit>
+std::int64_t for_each_pair(PyObject* term, PyObject* sum, const Visit& visit) noexcept {
   constexpr std::int64_t most_samples = 4096;
-  constexpr float little = 1.0F / 64;
-  constexpr float very_little = 1.0F / 128;  // a quarter of it, or more, may be the rounding of a term in bfloat16
-  constexpr std::int64_t fewest = 64;        // values, of which one cancelled
   Readable before;
   Readable after;
-  if (!has_sizes_of(term, sum) || !before.open(term) || !after.open(sum)) return false;
+  if (!has_sizes_of(term, sum) || !before.open(term) || !after.open(sum)) return 0;
   const std::int64_t count = host::count_in(after.view);
   const std::int64_t step = std::max<std::int64_t>(1, count / most_samples);
+  for (std::int64_t i = 0; i < count; i += step) visit(std::fabs(before.at(i)), after.at(i));
+  return (count + step - 1) / step;
+}
+
+// Returns 2 if much of most values of a sum may be the rounding of a term. Returns 1 if little is left of some, and all
+// others have one sign: it is a distance, not a sum in which values cancel by chance. Otherwise returns 0.
+int cancels(PyObject* term, PyObject* sum) noexcept {
+  constexpr float little = 1.0F / 64;
+  constexpr std::int64_t fewest = 64;  // values, of which one cancelled
   std::int64_t cancelled = 0;
   std::int64_t mostly_rounding = 0;
   std::int64_t positive = 0;
   std::int64_t negative = 0;
-  for (std::int64_t position = 0; position < count; position += step) {
-    const float value = after.at(position);
-    if (value == 0) continue;  // exactly the same number was subtracted, as in `scores - scores.max()`
-    const float size = std::fabs(before.at(position));
+  const std::int64_t examined = for_each_pair(term, sum, [&](float size, float value) {
+    if (value == 0) return;  // exactly the same number was subtracted, as in `scores - scores.max()`
     if (std::fabs(value) < little * size) {
       ++cancelled;
       if (std::fabs(value) < very_little * size) ++mostly_rounding;
     } else {
       ++(value > 0 ? positive : negative);
     }
-  }
-  const std::int64_t examined = (count + step - 1) / step;
-  if (examined < fewest || cancelled * fewest < examined) return false;
-  return 2 * mostly_rounding > cancelled + positive + negative || (positive == 0) != (negative == 0);
+  });
+  if (examined < fewest || cancelled * fewest < examined) return 0;
+  if (2 * mostly_rounding > cancelled + positive + negative) return 2;
+  return (positive == 0) != (negative == 0) ? 1 : 0;
 }
 
 // True if the other term is a diagonal that the rounding of this one, a symmetric matrix in lower precision, exceeds.
@@ -169,16 +176,17 @@ void notice_statistics(Record& record, PyObject* const* arguments, Py_ssize_t co
   }
 }
 
-// True if what is left of a term in the sum may be its rounding.
-bool is_spoiled(PyObject* term, PyObject* other, PyObject* sum) noexcept {
-  if (!host::is_exact_tensor(term)) return false;
+// Returns how much of what is left of a term in the sum may be its rounding, as `cancels` does.
+int spoils(PyObject* term, PyObject* other, PyObject* sum) noexcept {
+  if (!host::is_exact_tensor(term)) return 0;
   if (is_lower(host::kind_of(term))) {
     // If the other term is in lower precision too, it may be made of this one, unless it is known how it was made.
     const bool may_be_related = host::is_exact_tensor(other) && is_lower(host::kind_of(other)) && !maker_of(other);
-    return !may_be_related && cancels(term, sum);
+    return may_be_related ? 0 : cancels(term, sum);
   }
   const Record* const maker = maker_of(term);  // in float32: perhaps a sum with a term in lower precision
-  return maker != nullptr && maker->sensitivity == Sensitivity::sum && cancels(term, sum);
+  const bool is_sum = maker != nullptr && maker->sensitivity == Sensitivity::sum && !is_lower(maker->wanted());
+  return is_sum ? cancels(term, sum) : 0;
 }
 
 bool is_next_to_one(PyObject* number) noexcept {
@@ -244,12 +252,34 @@ void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, P
   if (record.sensitivity == Sensitivity::decay && (is_next_to_one(first) || is_next_to_one(second))) {
     ++record.noticed.decays;
   }
-  if (record.sensitivity == Sensitivity::sum &&
-      (is_spoiled(first, second, result) || is_spoiled(second, first, result))) {
-    ++record.noticed.cancelled;
-  }
-  if (record.sensitivity == Sensitivity::sum && (is_lost_ridge(first, second) || is_lost_ridge(second, first))) {
-    ++record.noticed.lost_ridges;
+  if (record.sensitivity != Sensitivity::sum) return;
+  const int cancelled = std::max(spoils(first, second, result), spoils(second, first, result));
+  if (cancelled > 0) ++record.noticed.cancelled;
+  if (cancelled == 2) ++record.noticed.mostly_rounding;
+  if (is_lost_ridge(first, second) || is_lost_ridge(second, first)) ++record.noticed.lost_ridges;
+  if (record.key.module == nullptr) notice_difference(first, second, result);
+}
+
+void notice_difference(PyObject* one, PyObject* other, PyObject* difference) noexcept {
+  constexpr std::uint32_t lost_bits = 0x1FFFU;  // of float16, and so of bfloat16
+  for (PyObject* const term : {one, other}) {
+    Record* const maker = host::is_exact_tensor(term) ? maker_of(term) : nullptr;
+    if (maker == nullptr || maker->key.module == nullptr || !is_lower(maker->wanted())) continue;
+    std::uint64_t equal = 0;
+    std::uint64_t nearly_equal = 0;
+    std::uint64_t others = 0;
+    for_each_pair(has_sizes_of(one, difference) ? one : other, difference, [&](float size, float value) {
+      // Both values have the few digits of a lower precision, as one and their difference have, and neither is a label.
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(size) | std::bit_cast<std::uint32_t>(value);
+      const bool are_results = (bits & lost_bits) == 0 && std::fabs(size - 1) > std::fabs(value);
+      ++(are_results && value == 0                              ? equal
+         : are_results && std::fabs(value) < very_little * size ? nearly_equal
+                                                                : others);
+    });
+    if (nearly_equal + others == 0) nearly_equal = equal;  // else a part of them is the same, as in `out - out.max()`
+    maker->noticed.nearly_equal += nearly_equal;
+    maker->noticed.subtracted += nearly_equal + others;
+    return;
   }
 }
 

@@ -25,6 +25,9 @@ void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept;
 // Examines all arguments of a call, and its result, which may be null.
 void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept;
 
+// Examines a sum or difference outside of modules, where two results of a model may be nearly equal.
+void notice_difference(PyObject* one, PyObject* other, PyObject* difference) noexcept;
+
 // Notes that a backward begins from this tensor.
 void notice_loss(PyObject* tensor) noexcept;
 

@@ -283,8 +283,7 @@ bool wait_for_cast(Entry& entry) {
 }
 
 // A weight's entry, whose cast is valid, and the cast. Both are null if no cast can be cached; an exception is set only
-// for an interrupt, or if memory runs out. If the cast had to be made, `held` keeps the entry alive, and `elements` is
-// the number of elements that were cast.
+// for an interrupt, or if memory runs out. If the cast had to be made, `held` keeps the entry alive.
 struct Valid {
   Entry* entry = nullptr;
   Owned cast;
@@ -309,11 +308,12 @@ Valid valid_cast(PyObject* weight, Kind to, std::shared_ptr<Entry>& held, std::i
     held = entry_for(weight, to);
     if (held == nullptr) return {};
     entry = held.get();
+    const bool replaces = static_cast<bool>(entry->cast);
     if (!make_again(*entry, weight)) {
       ++counts.refused[static_cast<std::size_t>(entry->refusal)];
       return {};
     }
-    elements = entry->elements;
+    elements = replaces ? -entry->elements : entry->elements;
   }
   return {entry, Owned::borrowed(entry->cast.get())};
 }

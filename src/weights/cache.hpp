@@ -45,7 +45,8 @@ enum class Tracking : std::uint8_t { none, recorded, often };
 
 // Returns the cached cast of the weight, a torch.nn.Parameter in float32, in the lower precision `to`, and makes it if
 // needed. Returns null if no cast can be cached; an exception is set only for an interrupt, or if memory runs out.
-// Sets `elements` to the number of elements that were cast. Requires `may_be_cached`.
+// Sets `elements` to the number of elements that were cast, below zero if a cast of other values was cached. Requires
+// `may_be_cached`.
 Owned cached_cast(PyObject* weight, Kind to, Tracking tracking, std::int64_t& elements);
 
 // True if this plain tensor may be a view of a weight, so that it is worthwhile to look for the weight.

@@ -36,6 +36,6 @@ def assert_rows_sum_up(report: Report) -> None:
     for row in report:
         assert (row.seconds is None) == (row.phase == "traced"), row
         sums = found.setdefault((row.operation, row.precision, row.reason), [0, 0, 0, 0])
-        for i, count in enumerate((row.calls, row.casts, row.bytes, row.small)):
+        for i, count in enumerate((row.calls, row.casts, row.bytes, row.needed)):
             sums[i] += count
     assert found == counted

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from habana_mp import Report, Row
+from habana_mp import Report, Row, ops
+from habana_mp.ops.operation import NO_KERNEL
 from habana_mp.reporting.records import REASONS, Edge
+from habana_mp.reporting.remedies import rules_for
 from helpers.any_reports import CONVERTED, any_report
 
 
@@ -328,6 +330,10 @@ def test_a_kind_is_found_and_worded(one: Row, kind: str, text: str) -> None:
         # The input and, once, the weight and the bias.
         row("linear", "bf16", casts=102),
         row("linear", "bf16", calls=1, casts=3),
+        # The first casts of a hundred weights.
+        row("conv2d", "bf16", casts=300, needed=200),
+        # Few weights were not cached, as while other code wrote to them.
+        row("linear", "bf16", casts=103, refused={"NumPy had its memory": 3}),
         # It has more inputs than one.
         row("matmul", "bf16", casts=200),
         # values that are fit for the precision
@@ -353,6 +359,12 @@ def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_tw
         '(100 calls, 5.00 ms). Write `matmul` into the float32 list, or give `rules={"matmul": "fp32"}`',
     )
     assert found(small) == []
+    # The first casts of weights take that time once, and those after each step of an optimizer each time.
+    first = replace(small, operation="linear", needed=100)
+    once = report(replace(LOWER, seconds=0.005), first)
+    assert once.findings == ()
+    (one,) = replace(once, environment={"optimizer_steps": 100}).findings
+    assert one.kind == "too small"
 
 
 @pytest.mark.parametrize(
@@ -394,6 +406,29 @@ def test_a_ping_pong_saves_its_own_casts_and_those_of_its_result() -> None:
         "digits, and a loss must not be computed from them"
         '. Write `softmax @ a` into the list of the lower precision, or give `rules={"softmax @ a": "lower"}`'
     )
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        ("linalg_lu_solve", "no_kernel"),
+        ("linalg_inv", "list"),
+        ("fft_rfft", "list"),
+        ("cumsum", "no_kernel"),
+        ("add_", "in_place"),
+        ("add", "arithmetic"),
+    ],
+)
+def test_nothing_is_advised_to_be_lowered_that_no_line_can_lower(operation: str, reason: str) -> None:
+    one = row(operation, "fp32", reason, rule="fp32.txt:2", line=4, casts=100, cast_seconds=0.25, module="M.a")
+    made = report(LOWER, one, MATMUL, edges=(Edge(0, 1, 100, 100), Edge(1, 2, 100, 100)))
+    assert "ping-pong" not in {finding.kind for finding in made.findings}
+
+
+def test_no_rule_lowers_an_operation_without_a_kernel() -> None:
+    names = [name for name, known in ops.rows().items() if known.unlisted == NO_KERNEL]
+    assert len(names) > 50
+    assert not any(rules_for(name, ["M.a"], precision) for name in names for precision in ("lower", "lower -> fp32"))
 
 
 NOT_TO_BE_LOWERED: list[dict[str, Any]] = [{"phase": "backward"}, {"module": None}, {"reason": "library"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -352,6 +353,215 @@ def test_a_ridge_that_the_rounding_of_the_product_exceeds_is_found(name: str) ->
     assert "adds to " in text
     assert " in bf16 a diagonal that its rounding exceeds" in text
     assert findings_in(RIDGES[name], POINTS - 8, 10.0) == ()
+
+
+def test_a_difference_is_judged_by_its_worst_calls() -> None:
+    def scatter(x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ni,nj->ij", x, x) / len(x) - torch.outer(x.mean(0), x.mean(0))
+
+    def kinds(shifted: int) -> set[str]:
+        hmp.convert(preset="recommended", report="lines")
+        hmp.reset_report()
+        torch.manual_seed(0)
+        loss = Calls(lambda a, b: (scatter(a) - scatter(b)).square().mean())
+        for number in range(60):
+            shift = 12.0 if number < shifted else 0.0
+            loss(torch.randn(300, 16) + shift, 2 * torch.randn(300, 16) + shift)
+        return {one.kind for one in hmp.report(show=False).findings}
+
+    assert "rounded difference" in kinds(2)
+    assert "rounded difference" not in kinds(0)
+
+
+def test_the_advice_on_a_difference_names_what_a_list_lowers_after_the_product() -> None:
+    x, y = POINTS, NEAR
+    exact = DISTANCES["the product last"](x.double(), y.double()).diagonal()
+
+    def wrong_by(**options: Any) -> float:
+        hmp.convert(report="lines", **options)
+        hmp.reset_report()
+        found = Calls(DISTANCES["the product last"])(x, y).diagonal().double()
+        return float((found - exact).norm() / exact.norm())
+
+    assert wrong_by() > 1
+    (rule,) = (one.rule for one in hmp.report(show=False).findings if one.kind == "rounded difference")
+    assert wrong_by(rules=dict(rule)) < 0.05
+
+
+def test_a_ridge_that_few_calls_lose_is_found() -> None:
+    hmp.convert(preset="recommended", report="lines")
+    hmp.reset_report()
+    kernel = Calls(lambda x: x @ x.t() + 0.5 * torch.eye(64))
+    for number in range(30):
+        kernel((20.0 if number == 7 else 1.0) * (POINTS - 8))
+    assert "rounded difference" in {one.kind for one in hmp.report(show=False).findings}
+
+
+# ---- differences of a model's results -------------------------------------------------------------------------------
+
+
+class Sites(nn.Module):
+    """Scores of a sequence. A change of one place changes few of the terms that the head adds up."""
+
+    def __init__(self, *, pooled: bool = False, as_dict: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Conv1d(4, 48, 7)
+        self.head = nn.Linear(48 if pooled else 48 * 294, 3)
+        self.head.bias.data += 0.0 if pooled else 50.0
+        self.pooled, self.as_dict = pooled, as_dict
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found = F.gelu(self.body(x))
+        scores = self.head(found.mean(-1) if self.pooled else found.flatten(1))
+        return {"scores": scores} if self.as_dict else scores
+
+
+def sequences() -> tuple[torch.Tensor, torch.Tensor]:
+    """A sequence, and forty that differ from it in one place."""
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(1, 4, 300, generator=generator)
+    many = one.repeat(40, 1, 1)
+    for place in range(40):
+        many[place, :, 7 * place + 9] = torch.randn(4, generator=generator)
+    return one, many
+
+
+COMPARED: dict[str, Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a batch": lambda model, one, many: model(many) - model(one),
+    "one by one": lambda model, one, many: torch.cat([model(each[None]) - model(one) for each in many[:20]]),
+    "with numbers": lambda model, one, many: torch.stack([model(each[None])[0, 1] - model(one)[0, 1] for each in many]),
+    "halves of a batch": lambda model, one, many: (out := model(torch.cat([many, one.expand_as(many)])))[:40]
+    - out[40:],
+    "joined": lambda model, one, many: torch.sub(torch.cat([model(each) for each in many.split(10)]), model(one)),
+    "a finite difference": lambda model, one, many: (model(one + 1e-3 * many) - model(one - 1e-3 * many)) / 2e-3,
+}
+
+
+def results_subtracted(model: nn.Module, name: str, **options: Any) -> tuple[torch.Tensor, tuple[Finding, ...]]:
+    hmp.convert(preset="recommended", **{"report": "lines", **options})
+    hmp.reset_report()
+    with torch.no_grad():
+        found = COMPARED[name](model, *sequences())
+    return found, tuple(one for one in hmp.report(show=False).findings if one.kind == "rounded difference")
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("name", COMPARED)
+def test_of_two_nearly_equal_results_the_line_that_should_keep_its_sum_is_named(name: str, pooled: bool) -> None:
+    torch.manual_seed(0)
+    model = Sites(pooled=pooled)
+    with torch.no_grad():
+        exact = COMPARED[name](model.double(), *(one.double() for one in sequences()))
+    model.float()
+    before, (found,) = results_subtracted(model, name)
+    expected = {"linear @ head": "lower -> fp32"} if not pooled else {"linear @ head": "fp32", "mean @ Sites": "fp32"}
+    assert dict(found.rule) == expected
+    assert "what else is rounded before remains" in found.text
+    after, left = results_subtracted(model, name, rules=dict(found.rule))
+    assert left == ()
+    if name != "a finite difference":  # it changes every place
+        wrong, mended = (float((one - exact).norm() / exact.norm()) for one in (before, after))
+        assert mended < wrong / 2
+
+
+def test_results_in_containers_are_followed() -> None:
+    torch.manual_seed(0)
+    model, (one, many) = Sites(as_dict=True), sequences()
+    hmp.convert(preset="recommended", report="lines")
+    hmp.reset_report()
+    with torch.no_grad():
+        model(many)["scores"] - model(one)["scores"]
+    (found,) = hmp.report(show=False).findings
+    assert dict(found.rule) == {"linear @ head": "lower -> fp32"}
+
+
+@pytest.mark.parametrize("detail", ["operations", "modules"])
+def test_other_reports_look_at_no_difference(detail: Any) -> None:
+    torch.manual_seed(0)
+    assert results_subtracted(Sites(), "a batch", report=detail)[1] == ()
+
+
+HEALTHY: dict[str, Callable[[torch.Tensor], Any]] = {
+    "an error": lambda out: (out - torch.randn_like(out)).square().mean(),
+    "labels": lambda out: (F.one_hot(torch.zeros(40).long(), 3) - out).abs().mean(),
+    "labels that are met": lambda out: (1 - (1 + 1e-3 * out).bfloat16().float()).sum(),
+    "a residual": lambda out: out + 0.1 * torch.randn_like(out),
+    "centred": lambda out: (out - out.mean(0)) / out.std(0),
+    "less the largest": lambda out: (out - out.amax(-1, keepdim=True)).exp(),
+    "other results": lambda out: out[1:] - out[:-1],
+    "scaled": lambda out: out / 1024,
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_other_use_of_results_is_taken_for_a_difference_of_equal_ones(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 3)
+    hmp.convert(preset="recommended", report="lines")
+    hmp.reset_report()
+    for _ in range(5):
+        HEALTHY[name](model(3 * torch.randn(40, 64)))
+    assert hmp.report(show=False).findings == ()
+
+
+# ---- solutions of linear systems ------------------------------------------------------------------------------------
+
+
+class LeastSquares(nn.Module):
+    """Fits features to targets in its forward."""
+
+    def __init__(self, solve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.features, self.solve = nn.Linear(12, 12, bias=False), solve
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = self.features(x)
+        system = found.mT @ found + 1e-2 * torch.eye(12, dtype=found.dtype)
+        return self.solve(system, found.mT @ y.to(found.dtype))
+
+
+SOLVES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "solve": torch.linalg.solve,
+    "inv": lambda system, right: torch.linalg.inv(system) @ right,
+    "lu_factor and lu_solve": lambda system, right: torch.linalg.lu_solve(*torch.linalg.lu_factor(system), right),
+    "cholesky_solve": lambda system, right: torch.cholesky_solve(right, torch.linalg.cholesky_ex(system)[0]),
+    "lstsq": lambda system, right: torch.linalg.lstsq(system, right).solution,
+}
+
+
+def fitted(name: str, **options: Any) -> tuple[float, Report]:
+    """The error of a fit, and the report."""
+    torch.manual_seed(0)
+    mixed = torch.randn(12, 12) + 1
+    model, x, y = nn.Sequential(), torch.randn(6, 30, 12) @ mixed, torch.randn(6, 30, 2)
+    model.solver = LeastSquares(SOLVES[name])
+    outer = Calls(lambda x, y: model.solver(x, y), model=model)
+    with torch.no_grad():
+        exact = outer.double()(x.double(), y.double())
+        hmp.convert(preset="recommended", report="lines", **options)
+        hmp.reset_report()
+        found = outer.float()(x, y)
+        report = hmp.report(show=False)
+        hmp.restore()
+    return float((found - exact).norm() / exact.norm()), report
+
+
+@pytest.mark.parametrize("name", SOLVES)
+def test_a_solution_of_rounded_values_advises_the_module(name: str) -> None:
+    before, report = fitted(name)
+    found = [one for one in report.findings if one.kind == "solution of rounded values"]
+    assert {tuple(one.rule.items()) for one in found} == {(("* @ model.solver", "fp32"),)}
+    assert all("%" not in one.text.partition(" of all time")[2] for one in found)
+    after, report = fitted(name, rules=dict(found[0].rule))
+    assert after < before / 10
+    assert not [one for one in report.findings if one.kind == "solution of rounded values"]
+
+
+def test_a_system_that_no_product_of_the_module_makes_is_no_finding() -> None:
+    def solved(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(torch.diag_embed(x.abs() + 1), x[..., None])
+
+    assert "solution of rounded values" not in kinds_in(solved, torch.randn(4, 8))
 
 
 def test_an_average_in_a_variable_is_found_and_no_other_multiplication() -> None:

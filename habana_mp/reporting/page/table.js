@@ -187,7 +187,7 @@ function detailsOf(row) {
     ["phase", row.phase],
     ["calls", count(row.calls)],
     ["casts", casts === 0 ? "none" : `${count(casts)}: ${count(down)} down, ${count(up)} up, ${size(row.bytes)}`],
-    ["casts of small weights", row.small ? count(row.small) : null],
+    ["first casts of weights, and casts of small ones", row.needed ? count(row.needed) : null],
     ["cached casts used", row.hits ? count(row.hits) : null],
     ["time", seconds === null ? null : duration(seconds)],
     ["time of casts", castSeconds === null ? null : duration(castSeconds)],

@@ -189,13 +189,13 @@ void install(const std::vector<PlannedTarget>& plan, const py::object& policy, b
 void observe(const std::vector<PlannedTarget>& plan) { or_throw(engine::observe(entries_of(plan))); }
 
 // Returns a row for each operation that was called and each decision about it: (operation, representation, precision,
-// reason, line, calls, casts, bytes, casts of weights that are too small to be cached).
+// reason, line, calls, casts, bytes, casts of weights that no cache saves).
 py::list counts() {
   py::list rows;
   for (const engine::Counted& row : engine::counts()) {
     rows.append(py::make_tuple(text_of_bytes(row.operation), text_of_bytes(row.representation),
                                rules::name(row.decision.precision), rules::row_of(row.decision.reason).word,
-                               row.decision.line, row.count.calls, row.count.casts, row.count.bytes, row.count.small));
+                               row.decision.line, row.count.calls, row.count.casts, row.count.bytes, row.count.needed));
   }
   return rows;
 }

@@ -112,9 +112,8 @@ void register_taps(py::module_& module) {
         {host::kind_of_dtype(dtype.ptr()), Owned::borrowed(holds.ptr()), Owned::borrowed(convert.ptr())});
   });
   module.def("stop_converting_model_results", [] { engine::convert_model_results({}); });
-  module.def("count_model_results", [](std::uint64_t tensors, std::uint64_t bytes) {
-    engine::model_results.tensors += tensors;
-    engine::model_results.bytes += bytes;
+  module.def("count_model_result", [](const py::object& before, const py::object& after) {
+    engine::count_model_result(before.ptr(), after.ptr());
   });
   module.def("model_results",
              [] { return py::make_tuple(engine::model_results.tensors, engine::model_results.bytes); });
