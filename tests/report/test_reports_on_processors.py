@@ -36,6 +36,6 @@ def test_reports_of_training_steps_have_the_same_rows_on_all_processors(tmp_path
 
 
 def test_casts_of_small_weights_are_no_difference_since_processors_cache_them_or_not() -> None:
-    a, b = row("linear", casts=30, small=10), row("linear", casts=20, hits=10)
+    a, b = row("linear", casts=30, needed=10), row("linear", casts=25, needed=5, hits=5)
     assert not hmp.compare(report([a]), report([b])).differs
     assert hmp.compare(report([a]), report([{**b, "casts": 19}])).differs
