@@ -17,7 +17,7 @@ from habana_mp.patches.tools.named_functions import Exchange, assumption_of_func
 _CALLS = assumption_of_functions(
     "torch.traced-calls",
     "a compiler works in `compile_context`; Dynamo runs each operation of a graph by `get_fake_value`, with its node "
-    "and the translator of the code, and compiles the graph by `call_user_compiler`; torch.export traces in two ways",
+    "and the translator of the code, and compiles the graph by `call_user_compiler`; torch.export has these functions",
     "the report also counts what a compiler calls, and has no places of compiled code",
 )
 
