@@ -235,7 +235,7 @@ def test_the_report_is_written_where_the_command_was_given_whatever_the_script_d
     assert calls == {("linear", "bf16"): 1}
     line = split_lines(done.stderr)[1][0]
     assert line.startswith("habana-mp: calls: 1 in bf16; ")
-    assert "% of their time in lower precision; `linear` in bf16 cost most, " in line
+    assert " s in lower precision; `linear` in bf16 cost most, " in line
     assert line.endswith(f"; the report is in {tmp_path / 'out.json'}")
 
 
