@@ -438,10 +438,6 @@ def _is_product(row: Row) -> bool:
     return made or row.operation == "scaled_dot_product_attention"
 
 
-#: The reasons of calls that stay in float32 although a list lowers the operation.
-_FIXED = frozenset(("arithmetic", "in_place", "library", "no_kernel", "no_product"))
-
-
 def _is_own_choice(row: Row) -> bool:
     """True if a line that the user wrote decides. No finding advises against it."""
     return row.is_own and row.is_listed
@@ -449,10 +445,10 @@ def _is_own_choice(row: Row) -> bool:
 
 def _may_be_lowered(row: Row) -> bool:
     """True if a finding may advise to lower it: a product, or what stands between lowered calls, in the forward of a
-    module. Outside of one, in a backward and in exact code, float32 may be meant."""
+    module. Outside of one, in a backward and in exact code, float32 may be meant. Other calls no list can lower."""
     in_forward = row.module is not None and row.phase == "forward"
-    is_fixed = row.reason in _FIXED or not ops.has_kernel(row.operation)
-    return in_forward and not is_fixed and not _is_own_choice(row)
+    is_fixed = row.reason in ("arithmetic", "in_place", "library", "no_kernel", "no_product")
+    return in_forward and not is_fixed and ops.has_kernel(row.operation) and not _is_own_choice(row)
 
 
 def _casts_weight_anew(row: Row) -> bool:
