@@ -9,7 +9,7 @@ import torch
 
 from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
-from habana_mp.patches.tools.notes import notes
+from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.policy.precisions import PRECISIONS
 
@@ -69,5 +69,6 @@ lower_loss: list[tuple[str, str, int]] = []
 
 def _note_if_lower(loss: torch.Tensor) -> None:
     """Notes, for the report, that a backward begins from a loss in lower precision."""
-    if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss and notes.are_taken and loss.numel() == 1:
+    is_lower = loss.dtype in (torch.bfloat16, torch.float16)
+    if is_lower and not lower_loss and not no_notes.entrances and loss.numel() == 1:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))
