@@ -212,9 +212,9 @@ def worst_gradient(parameters: list[Any], /) -> int:
 def computes_gradient() -> bool:
     """True if this thread computes gradients. False if that is unknown."""
 
-def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /) -> Any:
+def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /) -> None:
     """From now on calls this function for each call, with what was called, the operation and the arguments; its result
-    is that of the call. Calls that it makes itself are made without it. None ends it. Returns the former observer."""
+    is that of the call. Calls that it makes itself are made without it. None ends it."""
 
 def make_observed_call() -> Any:
     """Makes the call for which the observer runs, as without an observer."""
@@ -503,6 +503,12 @@ def leave_region(owner: Any) -> None:
 
 def leave_if_open(owner: Any) -> None:
     """The same, and nothing if there is none."""
+
+def enter_process_block(block: Any) -> None:
+    """Counts up ``block.entrances`` and calls ``block.settle()``. After an error it counts down and calls it again."""
+
+def leave_process_block(block: Any, *error: object) -> None:
+    """Counts down and calls ``block.settle()``, after an error once more."""
 
 def casts_are_made_here() -> bool: ...
 def lists_apply_here() -> bool:

@@ -221,7 +221,7 @@ def restore() -> None:
         model(batch)      # as if this package were not there
 
     The patches of regions are removed too. A region that is open then casts nothing until torch is patched again, and
-    it ends normally.
+    it ends normally. A record that is open goes on.
     """
     installation.check_alone()
     forget_kept()

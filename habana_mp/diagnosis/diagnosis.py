@@ -11,14 +11,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from habana_mp.common.blocks import ProcessBlock
 from habana_mp.diagnosis.findings import EMULATION, OperationRow, html_page, row_of
 from habana_mp.diagnosis.outcomes import Deviations, Run, RunMode, Tolerances, deviations, worst
 from habana_mp.diagnosis.replays import Replays, RunsHere, Step
@@ -181,7 +181,7 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}")
     looks = []
-    with diagnosed_process():
+    with diagnosed_process:
         for number in range(steps):
             if number % every == 0:
                 replays = Replays(step)
@@ -197,17 +197,17 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1, ranks: bool = False)
     return found if not ranks or own_rank() is None else _of_ranks(gathered(found))
 
 
-@contextmanager
-def diagnosed_process() -> Iterator[None]:
+class _DiagnosedProcess(ProcessBlock):
     """A block in which observers see all operations, including those without a rule and those of compiled code."""
-    eager = EagerMode()
-    try:
-        eager.begin()
-        installation.set_observer("diagnosis", is_on=True)
-        yield
-    finally:
-        installation.set_observer("diagnosis", is_on=False)
-        eager.end()
+
+    _eager = EagerMode()
+
+    def settle(self) -> None:
+        (self._eager.begin if self.entrances else self._eager.end)()
+        installation.set_observer("diagnosis", self, is_on=bool(self.entrances))
+
+
+diagnosed_process = _DiagnosedProcess()
 
 
 class ProgressLine:

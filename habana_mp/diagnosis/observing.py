@@ -27,6 +27,7 @@ from habana_mp.diagnosis.exact import (
 from habana_mp.diagnosis.outcomes import Run, RunMode
 from habana_mp.diagnosis.sites import PRODUCTS, Line, Locator, Place, Site, is_comparable, sample, size_of
 from habana_mp.ops.observed import SOLVES
+from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.compiled_runs import compiled_anew
@@ -69,11 +70,11 @@ class Observer:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """A block in which this observer gets all calls, except for those under torch.func and in torch's modes."""
-        former = _core.observe_calls(self._answer)
         try:
+            installation.set_observer("diagnosis", self._answer, is_on=True)
             yield
         finally:
-            _core.observe_calls(former)
+            installation.set_observer("diagnosis", self._answer, is_on=False)
 
     @run_by_python
     def _answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

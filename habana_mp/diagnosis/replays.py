@@ -31,10 +31,10 @@ from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.module_paths import holders, path_in
 from habana_mp.patches.torch.repeated_steps import ddp_only_calls_its_module, scalers_end_steps
 from habana_mp.reporting import counting
-from habana_mp.reporting.guard import guarding
+from habana_mp.reporting.guard import unguarded
 from habana_mp.reporting.judging import memory_of, tensors_in
 from habana_mp.reporting.origins import Origin
-from habana_mp.reporting.watch import watching
+from habana_mp.reporting.watch import unwatched
 
 Step = Callable[[], Any]
 
@@ -198,7 +198,7 @@ class Replays:
     @contextmanager
     def from_same_state(self) -> Iterator[None]:
         """A block that restores the state at its end. The report leaves it out, and the guard checks nothing in it."""
-        with watching.paused(), guarding.paused(), counting.left_out(), self._state_restored():
+        with unwatched, unguarded, counting.left_out(), self._state_restored():
             yield
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Installs policies in torch, and removes them without a trace."""
+"""Installs in torch what policies, regions and records need, and removes it without a trace."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: Those that look at all calls now: while there are any, the core also handles operations without a rule.
-        self._observers: set[_Observer] = set()
+        #: Those that look at all calls now: while there are any, the core also handles operations without a rule. The
+        #: last function among them gets each call, and makes it.
+        self._observers: dict[object, _Observer] = {}
         self._rules_in_modules = RulesInModules(lambda number: self.policy_of_region(number) if number else self.policy)
         kept.listen(self._follow_modules)
 
@@ -64,9 +65,10 @@ class Installation:
 
         return Patches(all_patches())
 
-    def install(self, policy: Policy, options: Options | None = None, described: dict[str, Any] | None = None) -> None:
-        """Replaces convert's policy by this one. After an error before torch is changed the previous policy stays;
-        after a later error nothing is installed."""
+    def install(self, given: Policy | None, options: Options | None = None, described: Any = None) -> None:
+        """Replaces convert's policy by this one, or by none. After an error before torch is changed the previous policy
+        stays; after a later error nothing is installed."""
+        policy = given or Policy(lower="bf16")
         settings = Settings(options or Options(), policy.exact)
         with locks.installation:
             self.check_alone()
@@ -77,7 +79,7 @@ class Installation:
             self._patches.check(settings)
             warn_if_in_autocast()
             self._store(
-                lambda: _core.install(plan, policy, within_modules=not settings.options.lowers_everywhere),
+                lambda: _core.install(plan, given, within_modules=not settings.options.lowers_everywhere),
                 is_whole=True,
             )
             try:
@@ -93,19 +95,26 @@ class Installation:
                 self.uninstall()
                 raise
 
-    def set_observer(self, observer: _Observer, *, is_on: bool) -> None:
-        """Begins or stops to handle operations without a rule: those that this observer looks at."""
+    def set_observer(self, kind: _Observer, owner: object, *, is_on: bool) -> None:
+        """Begins or stops to handle operations without a rule: those that this kind of observer looks at."""
         with locks.installation:
-            (self._observers.add if is_on else self._observers.discard)(observer)
+            self._observers.update({owner: kind}) if is_on else self._observers.pop(owner, None)
             self._observe()
 
     def _observe(self) -> None:
-        """Updates what the core handles for those that look at all calls. Torch stays unchanged while no lists are in
-        force."""
-        if self._is_ours and (self.policy is not None or self._regions_in_torch):
-            watched = rules.plan_of_observed() if self._observers - {"guard"} else []
-            guarded = rules.plan_of_guarded() if self._observers - {"watch"} else []
+        """Updates what the core handles for those that look at all calls. A record needs that alone. For the others
+        torch stays unchanged while no lists are in force. Nothing stays if nothing is needed."""
+        kinds, functions = set(self._observers.values()), [one for one in self._observers if callable(one)]
+        _core.observe_calls(functions[-1] if functions else None)
+        if "record" in kinds or (self._is_ours and (self.policy is not None or self._regions_in_torch)):
+            self.check_alone()
+            _bind()
+            watched = rules.plan_of_observed() if kinds - {"guard"} else []
+            guarded = rules.plan_of_guarded() if kinds - {"watch"} else []
+            self._is_ours = True
             _core.observe(watched + guarded)
+        elif self._is_ours:
+            self.uninstall()
 
     def make_region(self, policy: Policy, *, on_cpu: bool, caches_weights: bool, name: str, after_tracked: Any) -> int:
         """Returns the number of a new region with these rules, ready to be entered."""
@@ -218,8 +227,13 @@ class Installation:
         for replacement in made.values():
             replacement.install()
 
+    def end_policy(self) -> None:
+        """Ends convert's policy. What regions and records need stays."""
+        with locks.installation:
+            self.install(None) if self._regions_in_torch else self.uninstall()
+
     def uninstall(self) -> None:
-        """Restores torch as it was before the first :meth:`install`. Open regions then cast nothing.
+        """Restores torch as it was before :meth:`install`. Open regions then cast nothing. Open records go on.
 
         The core is the last: if anything interrupts this before, another call completes it.
         """
@@ -237,6 +251,7 @@ class Installation:
             self.described = None
             _core.uninstall()
             self._is_ours = False
+            self._observe()
 
 
 def _bind() -> None:

@@ -13,10 +13,9 @@ from typing import ClassVar, TextIO
 import torch
 
 from habana_mp.common import locks
+from habana_mp.common.blocks import ProcessBlock
 from habana_mp.common.version import __version__
 from habana_mp.patches.installation import installation
-from habana_mp.policy.options import Options
-from habana_mp.policy.rules import Policy
 from habana_mp.recording.recorder import Recorder
 from habana_mp.reporting.ranks import own_rank
 from habana_mp.scopes.scope import Scope
@@ -27,49 +26,41 @@ FORMAT, VERSION = "habana-mp record", 1
 _SAMPLE = 64
 
 
-class Record(Scope):
+class Record(ProcessBlock, Scope):
     """The result of :func:`record`."""
 
     _name = "record"
     _advice = 'hmp.record(...) alone does nothing: write `with hmp.record("folder"):` around the steps to record'
 
-    #: The record that runs in this process: there is one observer of calls.
+    #: The record that runs in this process.
     _running: ClassVar[Record | None] = None
 
     def __init__(self, path: str | os.PathLike[str], sample: int) -> None:
         self._folder, self._sample = Path(path), sample
         self._recorder = Recorder(self._opened, sample)
         self._file_name = ""
-        self._depth = 0
-        self._policy: Policy | None = None
+        self._is_begun = False
 
-    def __enter__(self) -> None:
-        """Begins the record. If it has ended before, it goes on."""
+    def settle(self) -> None:
+        """Begins the record, or ends it. If it has ended before, it goes on."""
         self._is_used = True
-        if Record._running not in (None, self):
-            raise RuntimeError("another record runs: end it first")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._depth += 1
-        if self._depth > 1:
-            return
-        Record._running = self
         with locks.installation:
-            if installation.policy is None:
-                self._policy = Policy(lower="bf16")
-                installation.install(self._policy, Options(opt_level="O0"), {"opt_level": "O0", "lower": "bf16"})
-            installation.set_observer("record", is_on=True)
-        self._recorder.begin()
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth:
-            return
-        self._recorder.end()
-        Record._running = None
-        with locks.installation:
-            installation.set_observer("record", is_on=False)
-            if self._policy is not None and installation.policy is self._policy:
-                installation.uninstall()
+            running = Record._running
+            if self.entrances and not self._is_begun:
+                if running is not None and running is not self:
+                    if running.entrances:
+                        raise RuntimeError("another record runs: end it first")
+                    running.settle()  # Ctrl-C came twice while it ended
+                self._folder.mkdir(parents=True, exist_ok=True)
+                Record._running = self
+                self._recorder.begin()
+                installation.set_observer("record", self._recorder.answer, is_on=True)
+                self._is_begun = True
+            elif not self.entrances and running is self:
+                self._is_begun = False
+                installation.set_observer("record", self._recorder.answer, is_on=False)
+                self._recorder.end()
+                Record._running = None
 
     def _opened(self) -> TextIO:
         """Opens the file: a new one, or that which this record has begun."""

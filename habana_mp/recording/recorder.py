@@ -17,7 +17,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.errors import warn
 from habana_mp.patches.tools.compiled_functions import is_compiling, run_by_python
-from habana_mp.patches.tools.notes import notes
+from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.torch.compiled_graphs import FollowedGraphs, Graph
 from habana_mp.patches.torch.module_holders import named_modules
 from habana_mp.patches.torch.module_paths import outermost_modules, path_in
@@ -57,19 +57,16 @@ class Recorder:
         #: The hooks on weights, by identity. That of a weight which is gone has no dict of hooks.
         self._hooks: dict[int, Any] = {}
         self._graphs = FollowedGraphs(self._call_graph)
-        self._former: Any = None
 
     def begin(self) -> None:
         """Begins, or goes on after :meth:`end`."""
-        self._is_on = True
-        self._former = _core.observe_calls(self._answer)
         self._graphs.install()
+        self._is_on = True
 
     def end(self) -> None:
         self._is_on = False
         self._graphs.uninstall()
-        _core.observe_calls(self._former)
-        for hook in self._hooks.values():
+        for hook in tuple(self._hooks.values()):
             hook.remove()
         self._hooks.clear()
         self._names.clear()  # it has the weights of all models
@@ -80,12 +77,12 @@ class Recorder:
 
     def _records(self) -> bool:
         """False after its end, in a fork of the process that began, and while a diagnosis repeats a step."""
-        return self._is_on and os.getpid() == self._process and notes.are_taken
+        return self._is_on and os.getpid() == self._process and not no_notes.entrances
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     @run_by_python
-    def _answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if is_compiling():
             return _core.make_observed_call()
         read = {name: one for name, one in keywords.items() if name != "out"}

@@ -85,7 +85,7 @@ def left_out() -> Iterator[None]:
     """A block whose calls, in all threads, the report does not count."""
     before = _counters()
     try:
-        with no_notes():
+        with no_notes:
             yield
     finally:
         _left_out.update(_counters() - before)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from habana_mp import _core
+from habana_mp.common.blocks import ProcessBlock
 from habana_mp.common.errors import HmpWarning
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import EagerMode, run_by_python
@@ -140,7 +140,7 @@ class _Guarding:
 
     def __init__(self) -> None:
         #: The share of calls that is checked while there is no search; 0 while the guard is off.
-        self._share = 0.0
+        self.share = 0.0
         self._raises = False
         self._search: _Search | None = None
         self._has_scaler = False
@@ -157,42 +157,32 @@ class _Guarding:
         if guard is False:
             return
         configure_core()
-        self._share = guard if isinstance(guard, float) else _SHARE
+        self.share = guard if isinstance(guard, float) else _SHARE
         self._raises = guard == "raise"
         self._has_scaler = False
         _core.forget_guarded_largest()
         guard_texts.named.clear()
         self._begin()
-        self._begin_checks()
+        self.begin_checks()
 
     def end(self) -> None:
         """Ends the guard, and warns of a search that found nothing."""
         if self._search is not None and self._search.seen:
             self._raises = False
             self._passed(self._search)
-        elif self._share:
-            self._share, self._search = 0.0, None
-            self._end_checks()
+        elif self.share:
+            self.share, self._search = 0.0, None
+            self.end_checks()
             self._eager.end()
-            installation.set_observer("guard", is_on=False)
+            installation.set_observer("guard", self, is_on=False)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A block in which nothing is checked."""
-        self._end_checks()
-        try:
-            yield
-        finally:
-            if self._share:
-                self._begin_checks()
-
-    def _begin_checks(self) -> None:
-        self._end_checks()
+    def begin_checks(self) -> None:
+        self.end_checks()
         begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
         self._hook = register_optimizer_step_pre_hook(self._step_begins)
         self._set_search(self._search)
 
-    def _end_checks(self) -> None:
+    def end_checks(self) -> None:
         _core.guard_calls(None, 0.0)
         if self._hook is not None:
             self._hook.remove()
@@ -201,13 +191,13 @@ class _Guarding:
     def _begin(self) -> None:
         """Begins to check a share of the calls, or to search among all from the start."""
         self._eager.end()
-        self._set_search(_Search() if self._share >= 1 else None)
+        self._set_search(_Search() if self.share >= 1 else None)
 
     def _set_search(self, search: _Search | None) -> None:
         """Lets the core check all calls in a search, and else a share of them."""
         self._search = search
-        installation.set_observer("guard", is_on=search is not None)
-        _core.guard_calls(self._found, self._share if search is None else 1.0)
+        installation.set_observer("guard", self, is_on=search is not None)
+        _core.guard_calls(self._found, self.share if search is None else 1.0)
 
     def _begin_search(self, seen: str, origin: Origin | None = None) -> _Search:
         self._eager.begin()
@@ -224,7 +214,7 @@ class _Guarding:
         """Receives what :func:`_core.guard_calls` gives."""
         called, operation, arguments, keywords, result, state, before = given
         search = self._search
-        if search is not None and self._share < 1:
+        if search is not None and self.share < 1:
             search.calls += 1
             if search.calls == _MOST_CALLS:
                 self._passed(search)
@@ -242,7 +232,7 @@ class _Guarding:
                 if not self._has_scaler:
                     follow(call, self._made_gradient)
             return
-        if not self._share:
+        if not self.share:
             return  # another thread has ended the guard
         verdict = judge(call, worst, is_of_written=search is not None and search.knows(call.inputs(), "written"))
         if verdict == "made":
@@ -314,7 +304,7 @@ class _Guarding:
 
     def _passed(self, search: _Search, weight: str = "") -> None:
         """Says that the operation ran before all calls were checked."""
-        text = guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1)
+        text = guard_texts.passed(search.seen, search.origin, weight, checks_all=self.share >= 1)
         self._tell(text + search.of_infinity, search.origin or here())
 
     def _tell(self, text: str, origin: Origin) -> None:
@@ -328,5 +318,13 @@ class _Guarding:
         warnings.warn_explicit(text, HmpWarning, origin.file, origin.line)
 
 
+class _Unguarded(ProcessBlock):
+    """A block in which nothing is checked."""
+
+    def settle(self) -> None:
+        (guarding.end_checks if self.entrances or not guarding.share else guarding.begin_checks)()
+
+
 guarding = _Guarding()
+unguarded = _Unguarded()
 atexit.register(guarding.end)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from habana_mp.common import locks
+from habana_mp.common.blocks import ProcessBlock
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.tapped_calls import require_tap
 from habana_mp.patches.torch import watched_calls
@@ -19,53 +17,49 @@ class _Watching:
 
     def __init__(self) -> None:
         self._of_convert: Detail = "operations"
-        self._of_blocks: list[Detail] = []
-        self._is_paused = False
+        #: The open blocks.
+        self._blocks: set[_Block] = set()
 
     @property
     def detail(self) -> Detail:
-        return max((self._of_convert, *self._of_blocks), key=DETAILS.index)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A block in which nothing is watched."""
-        with self._changing():
-            self._is_paused = True
-        try:
-            yield
-        finally:
-            with self._changing():
-                self._is_paused = False
+        details = (one.detail for one in self._blocks if one.detail is not None)
+        return max((self._of_convert, *details), key=DETAILS.index)
 
     def of_convert(self, detail: Detail) -> None:
-        with self._changing():
-            self._of_convert = detail
-
-    def begins(self, detail: Detail) -> None:
-        with self._changing():
-            self._of_blocks.append(detail)
-
-    def ends(self, detail: Detail) -> None:
-        with self._changing():
-            self._of_blocks.remove(detail)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
         with locks.installation:
-            yield
-            is_watched = self.detail != "operations" and not self._is_paused
+            self._of_convert = detail
+            self.settle()
+
+    def settle(self, *begun: _Block) -> None:
+        """Watches as convert and the open blocks request."""
+        with locks.installation:
+            self._blocks = {one for one in (*self._blocks, *begun) if one.entrances}
+            is_watched = self.detail != "operations" and all(one.detail is not None for one in self._blocks)
             stopwatch.run(running=is_watched)
             if is_watched:
                 watched_calls.begin(lines=self.detail == "lines")
             else:
                 watched_calls.stop()
-            installation.set_observer("watch", is_on=is_watched)
+            installation.set_observer("watch", self, is_on=is_watched)
+
+
+class _Block(ProcessBlock):
+    """A block that requests a detail. None: nothing is watched in it."""
+
+    def __init__(self, detail: Detail | None = None) -> None:
+        self.detail = detail
+
+    def settle(self) -> None:
+        self._is_used = True
+        watching.settle(self)
 
 
 watching = _Watching()
+#: A block in which nothing is watched.
+unwatched = _Block()
 
 
-class Watch(Scope):
+class Watch(_Block, Scope):
     """The result of :func:`watch`."""
 
     _name = "watch"
@@ -73,16 +67,6 @@ class Watch(Scope):
         "hmp.watch(...) alone does nothing: write `with hmp.watch(...):` around a block, or "
         '`hmp.convert(report="lines")` for the whole script'
     )
-
-    def __init__(self, detail: Detail) -> None:
-        self._detail = detail
-
-    def __enter__(self) -> None:
-        self._is_used = True
-        watching.begins(self._detail)
-
-    def __exit__(self, *_: object) -> None:
-        watching.ends(self._detail)
 
 
 def watch(detail: Detail = "lines") -> Watch:

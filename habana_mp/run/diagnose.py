@@ -106,7 +106,7 @@ def child(job: str, result: str) -> None:
 
     replays = Replays(step, skipped=skipped, compares_outputs=True)
     observer = observer_of(mode, Locator())
-    with diagnosed_process(), replays.from_same_state():
+    with diagnosed_process, replays.from_same_state():
         run = replays.run(observer)
     if replays.has_looked:
         Path(result).write_bytes(pickle.dumps(run))

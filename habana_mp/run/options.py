@@ -17,8 +17,6 @@ from habana_mp import hmp
 from habana_mp.common.devices import ACCELERATORS
 from habana_mp.common.errors import HmpWarning
 from habana_mp.policy.options import flags
-from habana_mp.recording.record import Record
-from habana_mp.reporting.watch import watching
 from habana_mp.run.closing import ENDINGS
 from habana_mp.run.script import Script, say
 
@@ -26,9 +24,6 @@ _FILES = ("bf16_file_path", "fp32_file_path")
 
 #: Options of commands without a value, or with one behind a `=` only.
 _SWITCHES = {"--audit", "--gaudi", "--require-lowered", "--help", "-h"}
-
-#: The record of this process: it ends with the process.
-_records: list[Record] = []
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,13 @@ class Conversion:
         """Converts this process, and begins its record. Returns the texts of the warnings."""
         caught: list[warnings.WarningMessage] = []
         if self.by_script:
-            watching.begins(self.options["report"])
+            hmp.watch(self.options["report"]).__enter__()
         else:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", HmpWarning)
                 hmp.convert(**self.options)
         if self.record is not None:
-            _records.append(hmp.record(self.record))
-            _records[-1].__enter__()
+            hmp.record(self.record).__enter__()  # it ends with the process
         return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
 
 

@@ -116,11 +116,11 @@ class _RunsHere:
         if rules is not None:
             given = given_rules(as_rules(rules), self.lower)
             policy = policy_from_lists(self._lists, self.lower, given=given)
-        installation.install(policy, Options(within=self._lists.within))
         try:
+            installation.install(policy, Options(within=self._lists.within))
             yield policy
         finally:
-            installation.uninstall()
+            installation.end_policy()
 
     def rows(self, rules: Rules, seed: int) -> tuple[Row, ...]:
         with self._converted(rules), watch("modules"):
@@ -130,7 +130,7 @@ class _RunsHere:
 
     def sites(self, seed: int) -> list[Site]:
         replays = Replays(lambda: self._run(seed))
-        with self._converted(()), suppress(ValueError, RuntimeError), diagnosed_process(), replays.from_same_state():
+        with self._converted(()), suppress(ValueError, RuntimeError), diagnosed_process, replays.from_same_state():
             return sites_of(RunsHere(replays))
         return []
 

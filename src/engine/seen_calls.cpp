@@ -264,6 +264,8 @@ PyObject* seen(Target& target, const Arguments& arguments, std::optional<Decisio
 PyObject* answer_by_rule_seen(Target& target, const Rule& rule, const Arguments& arguments) {
   if (is_passed()) [[likely]]
     return answer_by_rule(target, rule, arguments);
+  // Hooked for those that look at calls alone: the rule is that of a region that `restore` has ended.
+  if (target.is_observed && !target.in_policy && !target.in_regions) return answers.unlisted(target, arguments);
   return seen(target, arguments, std::nullopt, [&] {
     return is_watched ? answer_by_rule_watched(target, rule, arguments) : answer_by_rule(target, rule, arguments);
   });

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,3 +91,10 @@ def record(folder: Path, fault: str = "", *, steps: int = 1, rows: int = 4, comp
                 optimizer.step()
             losses.append(float(loss.detach()))
     return losses
+
+
+def rows_of(folder: Path, process: str = "main") -> list[dict[str, Any]]:
+    """Returns the calls of a record."""
+    header, *rows = map(json.loads, (folder / f"{process}.jsonl").read_text().splitlines())
+    assert (header["format"], header["version"], header["torch"]) == ("habana-mp record", 1, torch.__version__)
+    return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -20,15 +19,9 @@ from hypothesis import strategies as st
 from habana_mp import hmp
 from habana_mp.patches.torch.dynamo import graphs_compiled
 from habana_mp.recording.recorder import described
-from helpers.recorded import record
+from helpers.recorded import record, rows_of
 
 ROOT = Path(__file__).parents[2]
-
-
-def calls(folder: Path, process: str = "main") -> list[dict[str, Any]]:
-    header, *rows = map(json.loads, (folder / f"{process}.jsonl").read_text().splitlines())
-    assert (header["format"], header["version"], header["torch"]) == ("habana-mp record", 1, torch.__version__)
-    return rows
 
 
 def test_it_changes_no_value_and_no_decision(tmp_path: Path) -> None:
@@ -52,7 +45,7 @@ def test_a_call_has_its_place_decision_and_values(tmp_path: Path) -> None:
     with hmp.record(tmp_path):
         y = linear(x)
         y.sum().backward()
-    row, *others = calls(tmp_path)
+    row, *others = rows_of(tmp_path)
     assert (row["module"], row["operation"], row["phase"], row["number"]) == ("Linear", "linear", "forward", 1)
     assert (row["precision"], row["reason"], row["file"]) == ("bf16", "list", __file__)
     given_x, weight, bias = row["inputs"]
@@ -77,15 +70,15 @@ def test_the_same_operation_is_numbered_in_its_module(tmp_path: Path) -> None:
     with hmp.record(tmp_path), torch.no_grad():
         for _ in range(3):
             torch.exp(torch.ones(2))
-    assert [row["number"] for row in calls(tmp_path)] == [1, 2, 3]
+    assert [row["number"] for row in rows_of(tmp_path)] == [1, 2, 3]
 
 
 def test_a_weight_has_one_gradient_a_step(tmp_path: Path) -> None:
     hmp.convert(preset="recommended")
     record(tmp_path, steps=3)
-    gradients = [row["number"] for row in calls(tmp_path) if row["operation"] == "gradient of weight"]
+    gradients = [row["number"] for row in rows_of(tmp_path) if row["operation"] == "gradient of weight"]
     assert sorted(set(gradients)) == [1, 2, 3]
-    keys = [(row["module"], row["operation"], row["number"]) for row in calls(tmp_path) if not row["inputs"]]
+    keys = [(row["module"], row["operation"], row["number"]) for row in rows_of(tmp_path) if not row["inputs"]]
     assert len(keys) == len(set(keys))
 
 
@@ -130,7 +123,7 @@ def test_it_works_without_convert_and_leaves_torch_as_it_was(tmp_path: Path) -> 
     with hmp.record(tmp_path):
         F.linear(torch.ones(1, 2), torch.ones(2, 2))
     assert not hmp.is_converted()
-    assert [(row["operation"], row["results"][0]["dtype"]) for row in calls(tmp_path)] == [("linear", "float32")]
+    assert [(row["operation"], row["results"][0]["dtype"]) for row in rows_of(tmp_path)] == [("linear", "float32")]
 
 
 def test_convert_in_a_record_stays(tmp_path: Path) -> None:
@@ -138,13 +131,13 @@ def test_convert_in_a_record_stays(tmp_path: Path) -> None:
         hmp.convert(preset="recommended", within="everywhere")
         F.linear(torch.ones(1, 2), torch.ones(2, 2))
     assert hmp.is_converted()
-    assert calls(tmp_path)[-1]["precision"] == "bf16"
+    assert rows_of(tmp_path)[-1]["precision"] == "bf16"
 
 
 def test_a_compiled_graph_is_one_call_that_knows_what_made_its_results(tmp_path: Path) -> None:
     hmp.convert(preset="recommended")
     record(tmp_path, compiled=True)
-    rows = calls(tmp_path)
+    rows = rows_of(tmp_path)
     (graph,) = (row for row in rows if row["operation"] == "compiled")
     assert graph["module"] == "Decoder"
     assert graph["made_by"] == [["Decoder.head", "linear", 1]]
@@ -162,7 +155,7 @@ def test_compiled_code_is_compiled_once_more_and_not_at_each_step(tmp_path: Path
             compiled(torch.ones(2))
         counts.append(graphs_compiled())
     assert counts[0] == counts[1] == counts[2]
-    assert [row["operation"] for row in calls(tmp_path)] == ["compiled"] * 3
+    assert [row["operation"] for row in rows_of(tmp_path)] == ["compiled"] * 3
 
 
 def test_a_crash_leaves_what_was_recorded(tmp_path: Path) -> None:
@@ -171,7 +164,7 @@ def test_a_crash_leaves_what_was_recorded(tmp_path: Path) -> None:
         f"with hmp.record({str(tmp_path)!r}):\n    torch.exp(torch.ones(2)); os._exit(3)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 3
-    assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
+    assert [row["operation"] for row in rows_of(tmp_path)] == ["exp"]
 
 
 def test_a_fork_does_not_write(tmp_path: Path) -> None:
@@ -183,7 +176,7 @@ def test_a_fork_does_not_write(tmp_path: Path) -> None:
         "    os._exit(0) if not pid else os.waitpid(pid, 0)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-    assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
+    assert [row["operation"] for row in rows_of(tmp_path)] == ["exp"]
 
 
 def test_ranks_and_processes_write_their_own_files(tmp_path: Path) -> None:
@@ -191,7 +184,7 @@ def test_ranks_and_processes_write_their_own_files(tmp_path: Path) -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "2", "PATH": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "habana_mp", "run", "--record", "out", "train.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert [row["operation"] for row in calls(tmp_path / "out", "rank-1")] == ["exp"]
+    assert [row["operation"] for row in rows_of(tmp_path / "out", "rank-1")] == ["exp"]
 
 
 def test_a_diagnosis_in_a_record_is_left_out_and_the_record_goes_on(tmp_path: Path) -> None:
@@ -200,7 +193,7 @@ def test_a_diagnosis_in_a_record_is_left_out_and_the_record_goes_on(tmp_path: Pa
     with hmp.record(tmp_path):
         hmp.diagnose(lambda: model(x).sum())
         torch.exp(torch.ones(2))
-    assert [row["operation"] for row in calls(tmp_path)] == ["exp"]
+    assert [row["operation"] for row in rows_of(tmp_path)] == ["exp"]
 
 
 def test_a_record_goes_on_when_it_is_entered_again_and_another_one_is_refused(tmp_path: Path) -> None:
@@ -212,7 +205,7 @@ def test_a_record_goes_on_when_it_is_entered_again_and_another_one_is_refused(tm
 
     step(1)
     step(0)
-    assert [(row["operation"], row["number"]) for row in calls(tmp_path)] == [("exp", 1), ("exp", 2), ("exp", 3)]
+    assert [(row["operation"], row["number"]) for row in rows_of(tmp_path)] == [("exp", 1), ("exp", 2), ("exp", 3)]
     with hmp.record(tmp_path), pytest.raises(RuntimeError, match="another record runs"), hmp.record(tmp_path / "b"):
         pass
 
@@ -225,7 +218,7 @@ def test_writes_to_views_of_weights_run_as_without_a_record(tmp_path: Path) -> N
             weight[0].fill_(0)
             weight.view(-1).mul_(2)
             torch.nn.init.orthogonal_(weight[:1])
-    assert {"fill_", "mul_"} <= {row["operation"] for row in calls(tmp_path)}
+    assert {"fill_", "mul_"} <= {row["operation"] for row in rows_of(tmp_path)}
 
 
 def test_values_written_past_torch_are_read_again(tmp_path: Path) -> None:
@@ -234,7 +227,7 @@ def test_values_written_past_torch_are_read_again(tmp_path: Path) -> None:
         y = torch.exp(x)
         y.numpy()[:] = 3
         torch.log(y)
-    assert calls(tmp_path)[1]["inputs"][0]["values"] == [3.0, 3.0]
+    assert rows_of(tmp_path)[1]["inputs"][0]["values"] == [3.0, 3.0]
 
 
 def test_classes_of_tensors_that_raise_are_recorded_by_their_sizes(tmp_path: Path) -> None:
@@ -249,7 +242,7 @@ def test_classes_of_tensors_that_raise_are_recorded_by_their_sizes(tmp_path: Pat
     with hmp.record(tmp_path):
         torch.exp(torch.ones(2).as_subclass(Strict))
         torch.exp(nested)
-    assert all("values" not in row["inputs"][0] for row in calls(tmp_path))
+    assert all("values" not in row["inputs"][0] for row in rows_of(tmp_path))
 
 
 def test_threads_have_numbers_of_their_own(tmp_path: Path) -> None:
@@ -258,7 +251,7 @@ def test_threads_have_numbers_of_their_own(tmp_path: Path) -> None:
         thread.start()
         thread.join()
         torch.exp(torch.ones(2))
-    assert [(row["phase"], row["number"]) for row in calls(tmp_path)] == [("forward in loader", 1), ("forward", 1)]
+    assert [(row["phase"], row["number"]) for row in rows_of(tmp_path)] == [("forward in loader", 1), ("forward", 1)]
 
 
 def test_a_process_that_is_spawned_has_its_own_file_under_the_command(tmp_path: Path) -> None:
@@ -273,8 +266,8 @@ def test_a_process_that_is_spawned_has_its_own_file_under_the_command(tmp_path: 
     command = [sys.executable, "-m", "habana_mp", "run", "--record", "out", "train.py"]
     environment = {"PATH": "", "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert [row["operation"] for row in calls(tmp_path / "out")] == ["exp"]
-    assert [row["operation"] for row in calls(tmp_path / "out", "process-1")] == ["sin"]
+    assert [row["operation"] for row in rows_of(tmp_path / "out")] == ["exp"]
+    assert [row["operation"] for row in rows_of(tmp_path / "out", "process-1")] == ["sin"]
 
 
 def test_wrong_arguments_are_told(tmp_path: Path) -> None:

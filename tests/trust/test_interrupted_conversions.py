@@ -1,83 +1,20 @@
 """Ctrl-C between two instructions of convert, of restore and of a second convert.
 
-The tracer raises before the k-th instruction of this package's Python code, or the k-th line of torch's. Afterwards
-torch is as it was or converted whole, and `restore` leaves no trace.
+Afterwards torch is as it was or converted whole, and `restore` leaves no trace.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import habana_mp
 from habana_mp import _core, hmp
-from habana_mp.common import locks
+from helpers.interrupts import interrupted_at
 from helpers.probes import BF16, FP32, M
 from helpers.state_of_torch import assert_torch_is_restored
-
-OURS = str(Path(habana_mp.__file__).parent)
-TORCHS = str(Path(torch.__file__).parent)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ours: another one is no part of the test."""
-
-
-class Tracer:
-    """Counts instructions, and raises before the one with this number."""
-
-    def __init__(self, number: int | None) -> None:
-        self.count = 0
-        self._number = number
-
-    def begin(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        if name.startswith(OURS):
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif not name.startswith(TORCHS):
-            return None
-        return self.step
-
-    def step(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event in ("opcode", "line"):
-            self.count += 1
-            if self.count == self._number:
-                sys.settrace(None)
-                raise Interrupted
-        return self.step
-
-
-def interrupted_at(number: int | None, work: Callable[[], object]) -> int:
-    """Run the work, and return how many places it passed before it ended or was interrupted."""
-    tracer = Tracer(number)
-    before = sys.gettrace()
-    sys.settrace(tracer.begin)
-    try:
-        with contextlib.suppress(Interrupted):
-            work()
-    finally:
-        sys.settrace(before)
-        release_locks()
-    return tracer.count
-
-
-def release_locks() -> None:
-    """Releases the locks that this thread still holds.
-
-    CPython handles signals after calls and at the beginnings of loops and functions, so none arrives between the end of
-    a ``with`` block and the call of ``__exit__``. The tracer raises there too, and the lock stays held.
-    """
-    for lock in (locks.imports, locks.installation):
-        with contextlib.suppress(RuntimeError):  # no longer held
-            while True:
-                lock.release()
 
 
 def codes() -> list[Any]:

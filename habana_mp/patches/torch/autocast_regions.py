@@ -17,7 +17,7 @@ from habana_mp.common.errors import warn
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.compiled_functions import is_compiling
-from habana_mp.patches.tools.notes import notes
+from habana_mp.patches.tools.notes import no_notes
 
 _WRAPPERS = Assumption(
     "torch.custom-fwd",
@@ -102,7 +102,7 @@ def autocast_is_entered(device_type: str | None, enabled: bool) -> None:
     caller = inspect.currentframe()
     is_left = caller is not None and caller.f_back is not None and caller.f_back.f_code.co_name == "__exit__"
     # A compiler enters regions by itself, to restore the state.
-    if not is_left and notes.are_taken and not is_compiling() and device not in _devices_here():
+    if not is_left and not no_notes.entrances and not is_compiling() and device not in _devices_here():
         disabled_for_no_device.setdefault(line_of_user(), device)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from habana_mp.common.places import line_of_user
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
-from habana_mp.patches.tools.notes import notes
+from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.policy.precisions import PRECISIONS
 
@@ -75,7 +75,7 @@ unscaled: list[tuple[str, int] | None] = []
 
 def _note(loss: torch.Tensor, *, is_weighted: bool) -> None:
     """Notes, for the report, that a backward begins from a loss in lower precision, or in float16 without a scale."""
-    if loss.numel() != 1 or not notes.are_taken:
+    if loss.numel() != 1 or no_notes.entrances:
         return
     if loss.dtype in (torch.bfloat16, torch.float16) and not lower_loss:
         lower_loss.append((PRECISIONS[loss.dtype], *line_of_user()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from habana_mp.patches.tools.notes import notes
+from habana_mp.patches.tools.notes import no_notes
 from habana_mp.policy.precisions import PRECISIONS
 
 #: The words about what the steps of an optimizer update in lower precision, by the name of its class.
@@ -26,7 +26,7 @@ class _Steps:
 
 def look_at(optimizer: torch.optim.Optimizer) -> None:
     """Looks at the weights of an optimizer, after its first step. Counts its steps."""
-    if optimizer in copies or not notes.are_taken:
+    if optimizer in copies or no_notes.entrances:
         return
     _Steps.taken += 1
     if optimizer in _seen:

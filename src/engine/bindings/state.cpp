@@ -182,6 +182,20 @@ py::list living(const py::type& kind) {
   return found;
 }
 
+// Notes that a block of common/blocks.py was entered (1) or left (-1), then lets it settle, and once more after an error.
+// A signal handler can raise in Python code, thus in `settle`, and not in this function.
+void settle(const py::object& block, int change) {
+  const auto note = [&](int by) { block.attr("entrances") = block.attr("entrances").cast<int>() + by; };
+  note(change);
+  try {
+    block.attr("settle")();
+  } catch (const py::error_already_set&) {
+    if (change > 0) note(-change);
+    block.attr("settle")();
+    throw;
+  }
+}
+
 TracedCall make_traced_call(const py::object& module) { return TracedCall(module); }
 
 }  // namespace
@@ -248,6 +262,11 @@ void register_state(py::module_& module) {
   module.def("blocks_without_casts", [] { return engine::blocks_without_casts; });
   module.def("leave_region", &leave_region);
   module.def("leave_if_open", [](const py::object& owner) { engine::leave_region(owner.ptr()); });
+  // As methods of a class these are bound to its instances, without Python code.
+  module.attr("enter_process_block") =
+      py::cpp_function([](const py::object& block) { settle(block, 1); }, py::is_method(module));
+  module.attr("leave_process_block") =
+      py::cpp_function([](const py::object& block, const py::args&) { settle(block, -1); }, py::is_method(module));
   module.def("current_region", [] {
     const engine::RuleSet* set = engine::base_of(thread_state.region);
     return set == nullptr || engine::is_of_modules(set) ? 0 : static_cast<int>(set->number);

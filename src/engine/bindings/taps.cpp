@@ -144,10 +144,8 @@ void register_taps(py::module_& module) {
   module.def("computes_gradient", &host::gradients_are_worked_out);
   module.def("guarded_largest", &engine::largest_checked);
   module.def("forget_guarded_largest", [] { engine::largest_checked().clear(); });
-  module.def("observe_calls", [](const py::object& observer) {
-    Owned former = engine::set_observer(pointer_or_null(observer));
-    return former ? py::reinterpret_steal<py::object>(former.release()) : py::object(py::none());
-  });
+  module.def("observe_calls",
+             [](const py::object& observer) { const Owned former = engine::set_observer(pointer_or_null(observer)); });
   module.def("make_observed_call", [] { return called(engine::make_observed_call()); });
   module.def("observed_decision", []() -> py::object {
     const auto decision = engine::decision_of_observed_call();
