@@ -36,7 +36,8 @@ def shown_report(name: str) -> list[str]:
     """Returns the first lines of the report that the page of a script shows."""
     (page,) = (one for one in PAGES.glob("*.md") if name in dict(changes(one)))
     (text,) = re.findall(r"^```text\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return [line for line in text.splitlines() if line.endswith(")") and not line.startswith(("cached", "["))]
+    shown = [line for line in text.splitlines() if not line.startswith(("cached", "["))]
+    return [line for line in shown if line.endswith(")") or " products ran in " in line]
 
 
 def script(name: str) -> str:
