@@ -176,8 +176,8 @@ py::list living(const py::type& kind) {
   return found;
 }
 
-// Notes that a block of common/blocks.py was entered (1) or left (-1), then lets it settle, and once more after an error.
-// A signal handler can raise in Python code, thus in `settle`, and not in this function.
+// Notes that a block of common/blocks.py was entered (1) or left (-1), then lets it settle, and once more after an
+// error. A signal handler can raise in Python code, thus in `settle`, and not in this function.
 void settle(const py::object& block, int change) {
   const auto note = [&](int by) { block.attr("entrances") = block.attr("entrances").cast<int>() + by; };
   note(change);
