@@ -231,7 +231,7 @@ def restore() -> None:
 def _end() -> None:
     """Ends what ``convert`` began."""
     guarding.end()
-    installation.uninstall()
+    installation.restore()
     close_log()
     watching.of_convert("operations")
 

@@ -77,7 +77,8 @@ class Installation:
             composites = self._make_composites(policy)
             plan = rules.plan(policy)
             self._patches.check(settings)
-            warn_if_in_autocast()
+            if given is not None:
+                warn_if_in_autocast()
             self._store(
                 lambda: _core.install(plan, given, within_modules=not settings.options.lowers_everywhere),
                 is_whole=True,
@@ -92,7 +93,7 @@ class Installation:
                 if self._observers:
                     self._observe()
             except BaseException:
-                self.uninstall()
+                self.uninstall() if given is None else self.restore()
                 raise
 
     def set_observer(self, kind: _Observer, owner: object, *, is_on: bool) -> None:
@@ -102,16 +103,15 @@ class Installation:
             self._observe()
 
     def _observe(self) -> None:
-        """Updates what the core handles for those that look at all calls. A record needs that alone. For the others
-        torch stays unchanged while no lists are in force. Nothing stays if nothing is needed."""
+        """Updates what the core handles for those that look at all calls. A record needs that and the patches alone.
+        For the others torch stays unchanged while no lists are in force. Nothing stays if nothing is needed."""
         kinds, functions = set(self._observers.values()), [one for one in self._observers if callable(one)]
         _core.observe_calls(functions[-1] if functions else None)
-        if "record" in kinds or (self._is_ours and (self.policy is not None or self._regions_in_torch)):
-            self.check_alone()
-            _bind()
+        if "record" in kinds and not self._is_ours:
+            self.install(None)
+        elif self._is_ours and (self.policy is not None or self._regions_in_torch or "record" in kinds):
             watched = rules.plan_of_observed() if kinds - {"guard"} else []
             guarded = rules.plan_of_guarded() if kinds - {"watch"} else []
-            self._is_ours = True
             _core.observe(watched + guarded)
         elif self._is_ours:
             self.uninstall()
@@ -230,10 +230,16 @@ class Installation:
     def end_policy(self) -> None:
         """Ends convert's policy. What regions and records need stays."""
         with locks.installation:
-            self.install(None) if self._regions_in_torch else self.uninstall()
+            self.install(None) if self._regions_in_torch else self.restore()
+
+    def restore(self) -> None:
+        """Uninstalls all but what open records need."""
+        with locks.installation:
+            self.uninstall()
+            self._observe()
 
     def uninstall(self) -> None:
-        """Restores torch as it was before :meth:`install`. Open regions then cast nothing. Open records go on.
+        """Restores torch as it was before the first :meth:`install`. Open regions then cast nothing.
 
         The core is the last: if anything interrupts this before, another call completes it.
         """
@@ -251,7 +257,6 @@ class Installation:
             self.described = None
             _core.uninstall()
             self._is_ours = False
-            self._observe()
 
 
 def _bind() -> None:
