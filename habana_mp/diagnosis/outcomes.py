@@ -60,7 +60,7 @@ class Run:
     #: Samples of the gradients, of the changes of the state (for whole numbers, the new values), and of the returned
     #: values, by their names in words.
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: What was measured beside float32, by place. Of solutions of linear systems there are places without values.
+    #: What was measured beside float32, by place. Solutions of linear systems have places without values.
     measured: dict[Place, Site] = field(default_factory=dict)
     #: Samples of the results of calls in float32.
     samples: Samples = field(default_factory=dict)

@@ -544,7 +544,7 @@ _KINDS = (
         others=_coarse_products,
     ),
     _difference(
-        # Of other results, one in a hundred is so near to the one that it is subtracted from.
+        # Results that have nothing in common are so near to each other once in a hundred times.
         lambda row: row.noticed.get("nearly equal", 0) >= max(8, row.noticed.get("subtracted", 0) / 8),
         "Results of the model that come from {other} are subtracted outside of it, and of nearly equal ones the "
         "difference is mostly their rounding ({calls}). Keep their sum in float32, and means before it: what else is "
