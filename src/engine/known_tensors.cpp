@@ -188,7 +188,8 @@ bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Cast
   if (context.casts == 0) return true;
   if (!is_lower(plan.to)) {
     if (facts.rule.action == Action::in_place) note_update_of_weight(facts.arguments);
-    if (facts.rule.action == Action::widest) last_widened = {result, memory_of(result)};
+    if (facts.rule.action == Action::widest && host::is_plain_tensor(result))
+      last_widened = {result, memory_of(result)};
     return true;
   }
   if (result == Py_None || is_argument(result, facts.arguments)) return true;
