@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from habana_mp import HmpWarning, hmp
-from habana_mp.policy.presets import presets
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.presets import Preset
 from helpers.lists import Converter, write_list
 from helpers.steered import BF16, FP32, inputs, network
 
@@ -48,17 +48,24 @@ def test_a_line_of_a_file_is_named_with_its_place(tmp_path: Path) -> None:
         nn.Sequential(nn.Linear(8, 8))(X)
 
 
-def test_lines_without_pattern_and_those_of_presets_are_not_judged(
-    converted: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_without_pattern_are_not_judged(converted: Converter) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     converted(bf16=["linear"], rules={"grid_sample": "fp32", "linear @ 0": "fp32"}, strict=True)
     assert model(X).dtype is FP32
-    preset = presets()["recommended"]
-    of_preset = next(one for one in vars(preset))
-    assert of_preset
-    hmp.convert("O0", rules=None, strict=True)
-    assert model(X).dtype is FP32
+    hmp.convert("O2", rules={"linear @ head": "fp32"}, strict=True)
+    with pytest.raises(ValueError, match="head"):
+        model(X)
+
+
+def test_lines_of_presets_are_warned_about_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Listed("linear", "own.json", 3, pattern="decoder")
+    monkeypatch.setattr("habana_mp.hmp.preset_named", lambda _: Preset("own", "", lower=(line,)))
+    hmp.convert(strict=True)
+    with pytest.warns(HmpWarning, match=r"own\.json:3: .* is at `decoder`"):
+        nn.Sequential(nn.Linear(8, 8))(X)
+    hmp.convert(rules={"linear @ encoder": "bf16"}, strict=True)
+    with pytest.warns(HmpWarning, match="decoder"), pytest.raises(ValueError, match=r"^rules.*at `encoder`$"):
+        nn.Sequential(nn.Linear(8, 8))(X)
 
 
 def test_a_model_that_lives_and_did_not_run_counts(converted: Converter) -> None:
@@ -93,10 +100,6 @@ def test_results_are_converted_where_the_pattern_fits() -> None:
     hmp.convert(preset="recommended", rules={"linear @ head": "fp32"})
     with pytest.warns(HmpWarning, match="head"):
         model(X)
-
-
-def wrapped(model: nn.Module) -> list[Any]:
-    return [nn.DataParallel(model), torch.compile(model, backend="eager"), torch.jit.trace]
 
 
 @pytest.mark.parametrize("kind", ["module", "function"])

@@ -1,8 +1,8 @@
 """What torch keeps: weights that are initialised, reset, materialised or made of weights, statistics of observers,
 learning rates. They are those of plain torch.
 
-Needs the libraries of ``patches/libraries/``: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
-transformers, zuko.
+Needs the libraries of ``patches/libraries/``: botorch, compressai, gpytorch, opacus, peft, qpth, shap, tangermeme,
+torchmetrics, torchvision, transformers, zuko.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import copy
 import functools
 import importlib
 import itertools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -261,7 +263,9 @@ def test_what_makes_weights_of_weights_is_exact(name: str) -> None:
 HALVES = ("_clip_grads_with_norm_", "_get_total_norm")
 
 
-def test_the_functions_that_make_state_exist_in_this_torch() -> None:
+def test_the_functions_that_make_state_exist_in_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torchvision()  # which compressai imports
+    monkeypatch.setitem(sys.modules, "cvxpy", types.ModuleType("cvxpy"))  # of qpth, for a solver that is not used
     for name, functions in itertools.chain(*(one.table.items() for one in (*EXCHANGES, *exchanges()))):
         # All modules of torchvision are asked for the same, and none has all of it.
         if name.startswith("torchvision."):

@@ -5,6 +5,8 @@ from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_
 
 _FUNCTIONS = assumption_of_library("compressai", "compute entropy models, and are exact")
 
-_MODELS = ("Entropy*.*", "Gaussian*.*")
-_FILES: Table = {f"compressai.entropy_models.{name}": _MODELS for name in ("entropy_models", "entropy_models_vbr")}
-EXCHANGES = (Exchange(exactly, _FILES, _FUNCTIONS, some=True),)
+_MODELS: Table = {
+    "compressai.entropy_models.entropy_models": ("Entropy*.*", "Gaussian*.*"),
+    "compressai.entropy_models.entropy_models_vbr": ("Entropy*.*",),
+}
+EXCHANGES = (Exchange(exactly, _MODELS, _FUNCTIONS),)
