@@ -495,9 +495,6 @@ def enter_region(owner: Any, number: int, inside: str | None = None) -> bool:
     what the region needs was removed from torch. ``inside``: the name of the function that runs without casts, for the
     report."""
 
-def blocks_without_casts() -> int:
-    """Returns the number of blocks without casts that users have begun."""
-
 def leave_region(owner: Any) -> None:
     """Ends the last region that this owner began in this thread. Raises RuntimeError if there is none."""
 

@@ -43,6 +43,7 @@ from habana_mp.reporting.records import (
     short_place,
 )
 from habana_mp.reporting.report import Report
+from habana_mp.scopes.disable import CastsOff
 
 
 class Stopwatch:
@@ -196,7 +197,7 @@ def _environment(rows: tuple[Row, ...]) -> dict[str, Any]:
         "unscaled": [short_place(*place) for place in unscaled if place is not None],
         "compiled_graphs": graphs_compiled() - _before["graphs"],
         "compiled_before": _before["graphs"],
-        "disabled_blocks": _core.blocks_without_casts() - _before["blocks"],
+        "disabled_blocks": CastsOff.begun - _before["blocks"],
         "optimizer_steps": stepped_weights.steps(),
     }
 
@@ -237,4 +238,4 @@ def reset() -> None:
     stepped_weights.forget()
     lower_loss.clear()
     unscaled.clear()
-    _before.update(graphs=graphs_compiled(), blocks=_core.blocks_without_casts())
+    _before.update(graphs=graphs_compiled(), blocks=CastsOff.begun)

@@ -21,8 +21,12 @@ class CastsOff(casts_off.CastsOff, Scope):
         "for the whole script"
     )
 
+    #: The number of blocks that have begun.
+    begun = 0
+
     def __enter__(self) -> None:
         self._is_used = True
+        CastsOff.begun += 1
         super().__enter__()
 
     def _again(self) -> AbstractContextManager[Any]:

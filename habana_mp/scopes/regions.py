@@ -230,10 +230,15 @@ def _in_graph(number: int) -> AbstractContextManager[Any]:
     """Returns a context manager that torch.compile supports and that has the region's effect."""
     if number == _NOTHING:
         return nullcontext()
-    return disable_casts() if number == _NO_CASTS else as_autocast(_core.region_mark(_ready(number)))
+    return disable_casts() if number == _NO_CASTS else as_autocast(_mark(number))
 
 
 @constant_in_graph
+def _mark(number: int) -> int:
+    """Returns the number of the dtype by which torch.compile sees a region, which can then be entered."""
+    return _core.region_mark(_ready(number))
+
+
 def _ready(number: int) -> int:
     """Returns the same number, after making sure that its region can be entered."""
     if not _core.region_is_put_in(number):

@@ -309,8 +309,6 @@ CastState unpack(std::uint64_t packed) noexcept {
   return {(packed & 1U) != 0, (packed & 2U) != 0, (packed & 4U) != 0, rule_set(packed >> 4U), (packed & 8U) != 0};
 }
 
-std::uint64_t blocks_without_casts = 0;
-
 void enter_region(const void* owner, const RuleSet* set, PyObject* inside) {
   const ThreadState& state = thread_state;
   CastState wanted{false, false, false, set};
@@ -319,7 +317,6 @@ void enter_region(const void* owner, const RuleSet* set, PyObject* inside) {
   if (set != nullptr && log::is_active()) log::event("entering region ", set->name);
   enter_state(owner, wanted);
   entrances().back().inside = inside;
-  if (set == nullptr && inside == nullptr) ++blocks_without_casts;
 }
 
 PyObject* function_without_casts() noexcept {

@@ -99,7 +99,6 @@ void prepare_region();
 void enter_region(const void* owner, const RuleSet* set, PyObject* inside = nullptr);
 // Returns the name of the function in which casts are disabled; null if that is none of torch or of a library.
 PyObject* function_without_casts() noexcept;
-extern std::uint64_t blocks_without_casts;  // the number of blocks of users that have begun
 void enter_state(const void* owner, const CastState& state);
 // Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
 // (modules.hpp).

@@ -163,7 +163,7 @@ def nothing_odd() -> Step:
 
 # A line in a list of the user's is no oddity.
 @_tells(
-    r"None of 10 products ran in lower precision\..*\nIn float32: linear \d+ % \(listed in own_fp32\.txt:3, ",
+    r"None of 10 products ran in lower precision\..*\nIn float32: linear [\d.]+ (m|µ)?s \(listed in own_fp32\.txt:3, ",
     bf16_file_path="own_bf16.txt",
     fp32_file_path="own_fp32.txt",
 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from habana_mp import _core
-from habana_mp.patches.tools.compiled_functions import leave_to_python
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
 
 _CALLS = assumption_of_functions(
@@ -71,10 +70,11 @@ def compiled(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     """Replaces the method that compiles a graph. Some backends return the graph itself, whose operations are calls."""
     _core.count_traced(vars(arguments[0]).get("_habana_mp_number", 0))
     made = original(*arguments, **keywords)
-    if isinstance(getattr(made, "__self__", made), torch.fx.GraphModule):
-        leave_to_python(run := functools.wraps(made)(lambda *args: without_count(made, args, {})))
-        return run
-    return made
+    graph = getattr(made, "__self__", None)
+    if not isinstance(graph, torch.fx.GraphModule):
+        return made
+    _LazyGraphModule.force_recompile(graph)  # otherwise its first run is the call of a module
+    return lambda *args: without_count(graph.forward, args, {})
 
 
 OF_COMPILERS = (

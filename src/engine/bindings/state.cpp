@@ -259,7 +259,6 @@ void register_state(py::module_& module) {
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
   module.def("enter_region", &enter_region, py::arg("owner"), py::arg("number"), py::arg("inside") = py::none());
-  module.def("blocks_without_casts", [] { return engine::blocks_without_casts; });
   module.def("leave_region", &leave_region);
   module.def("leave_if_open", [](const py::object& owner) { engine::leave_region(owner.ptr()); });
   // As methods of a class these are bound to its instances, without Python code.
