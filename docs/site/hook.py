@@ -46,10 +46,8 @@ def on_files(files: Any, config: Any) -> None:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     uri = page.file.src_uri
-    if uri.startswith(
-        "decisions/"
-    ):  # the search shows pages for users first; a word in a title counts 1000 times there
-        page.meta["search"] = {"boost": 0.001}
+    if uri.startswith("decisions/"):  # the search shows pages for users first; a title counts 1000 times there
+        page.meta["search"] = {"boost": 1e-3}
     source = next((path for path, place in PLACES.items() if place == uri), DOCS / uri)
 
     def in_site(link: re.Match[str]) -> str:

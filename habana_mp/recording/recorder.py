@@ -48,7 +48,7 @@ class Recorder:
         self._file: TextIO | None = None
         self._is_on = False
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call torch meanwhile
         self._numbers: Counter[tuple[str, str, str]] = Counter()
         #: By a weight's identity: the path of its module, its name there, and the module's weights.
         self._names: dict[int, tuple[str, str, dict[str, Any]]] = {}

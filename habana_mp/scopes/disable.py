@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
 from habana_mp.patches.tools import casts_off
+from habana_mp.patches.tools.notes import no_notes
 from habana_mp.scopes.scope import Scope
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -21,12 +22,12 @@ class CastsOff(casts_off.CastsOff, Scope):
         "for the whole script"
     )
 
-    #: The number of blocks that have begun.
+    #: The number of blocks that have begun, without those of a diagnosis.
     begun = 0
 
     def __enter__(self) -> None:
         self._is_used = True
-        CastsOff.begun += 1
+        CastsOff.begun += not no_notes.entrances
         super().__enter__()
 
     def _again(self) -> AbstractContextManager[Any]:
