@@ -131,7 +131,7 @@ void drop_function_target(Target* target) noexcept {
   if (kept == functions->end()) return;
   try {
     for_each_count(*target, [&](Decision decision, const Count& count) { count_of(**kept, decision) += count; });
-  } catch (const std::bad_alloc&) {  // without memory, counts of other dtypes are lost
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): without memory, counts of other dtypes are lost
   }
   std::erase(*functions, target);
   delete target;

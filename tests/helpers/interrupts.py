@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import habana_mp
+from habana_mp import _core
 from habana_mp.common import locks
 
 OURS = str(Path(habana_mp.__file__).parent)
@@ -64,6 +65,7 @@ def interrupted_at(number: int | None, work: Callable[[], object], pure: tuple[s
     """Run the work, and return how many places it passed before it ended or was interrupted."""
     tracer = Tracer(number, pure)
     before = sys.gettrace()
+    gradients, state = torch.is_grad_enabled(), _core.current_state()
     sys.settrace(tracer.begin)
     try:
         with contextlib.suppress(Interrupted):
@@ -71,11 +73,13 @@ def interrupted_at(number: int | None, work: Callable[[], object], pure: tuple[s
     finally:
         sys.settrace(before)
         release_locks()
+        torch.set_grad_enabled(gradients)
+        _core.exchange_state(state)
     return tracer.count
 
 
 def release_locks() -> None:
-    """Releases the locks that this thread still holds.
+    """Releases the locks that this thread still holds. The other state of a ``with`` block is restored too.
 
     CPython handles signals after calls and at the beginnings of loops and functions, so none arrives between the end of
     a ``with`` block and the call of ``__exit__``. The tracer raises there too, and the lock stays held.

@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m helpers.sandboxed -m pytest tests/weights
 
 A filter of system calls refuses what gVisor, the profiles of container engines and services of systemd refuse, or what
-emulators lack. The filter holds for all processes that this one starts. ``HABANA_MP_REFUSED_WITH`` names the error of a
+emulators lack. The filter holds for all processes that this one starts. ``REFUSED_WITH`` names the error of a
 refused call: ``EPERM`` (the default), ``ENOSYS``, or ``KILL``, which ends the process instead.
 """
 
@@ -50,5 +50,5 @@ def enter(refused_with: str) -> None:
 
 
 if __name__ == "__main__":
-    enter(os.environ.get("HABANA_MP_REFUSED_WITH", "EPERM"))
+    enter(os.environ.get("REFUSED_WITH", "EPERM"))
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -56,7 +56,7 @@ print(json.dumps(told))
 
 def in_sandbox(*words: str, refused_with: str) -> subprocess.CompletedProcess[str]:
     """Runs ``python`` with these words under a filter of system calls."""
-    environment = forked.environment_with(HABANA_MP_REFUSED_WITH=refused_with)
+    environment = forked.environment_with(REFUSED_WITH=refused_with)
     return forked.run(["-m", "helpers.sandboxed", *words], cwd=TESTS, environment=environment)
 
 
