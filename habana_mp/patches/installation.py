@@ -228,7 +228,7 @@ class Installation:
             replacement.install()
 
     def end_policy(self) -> None:
-        """Ends convert's policy. What regions and records need stays."""
+        """Ends convert's policy. Keeps what regions and records need."""
         with locks.installation:
             self.install(None) if self._regions_in_torch else self.restore()
 

@@ -97,7 +97,8 @@ void prepare_region();
 // `set`: null for a region without casts; then `inside` is the name of the function that it belongs to, which the owner
 // holds, or null for a block of the user.
 void enter_region(const void* owner, const RuleSet* set, PyObject* inside = nullptr);
-// Returns the name of the function in which casts are disabled; null if that is none of torch or of a library.
+// Returns the name of the function of torch or of a library in which casts are disabled; null if a block of the user
+// disables them.
 PyObject* function_without_casts() noexcept;
 void enter_state(const void* owner, const CastState& state);
 // Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
