@@ -16,7 +16,7 @@ from habana_mp.patches.torch.compiled_runs import line_of_node
 
 _GRAPHS = Assumption(
     "torch.dynamo-graphs",
-    assumed="`OutputGraph.call_user_compiler` of `torch._dynamo.output_graph` returns the function that runs a graph",
+    assumed="`OutputGraph._call_user_compiler` of `torch._dynamo.output_graph` returns the function that runs a graph",
     check="it is there",
     otherwise="a record has no calls of compiled code",
 )
@@ -58,9 +58,9 @@ class FollowedGraphs(WhenImported):
         self._is_on = self._was_on = False
 
     def do(self, module: Any) -> None:
-        if not holds(_GRAPHS, lambda: callable(module.OutputGraph.call_user_compiler)):
+        if not holds(_GRAPHS, lambda: callable(module.OutputGraph._call_user_compiler)):
             return
-        compile_graph, run = module.OutputGraph.call_user_compiler, self._run
+        compile_graph, run = module.OutputGraph._call_user_compiler, self._run
 
         def call_user_compiler(self: Any, graph: Any, *given: Any) -> Any:
             compiled = compile_graph(self, graph, *given)
@@ -68,7 +68,8 @@ class FollowedGraphs(WhenImported):
             leave_to_python(running)
             return running
 
-        self.exchanged.exchange(module.OutputGraph, "call_user_compiler", call_user_compiler)
+        # traced_calls.py exchanges the method that calls this one.
+        self.exchanged.exchange(module.OutputGraph, "_call_user_compiler", call_user_compiler)
         self._is_on = True
         if not self._was_on:  # graphs that were compiled for it before are followed again
             forget_compiled_code()
