@@ -20,16 +20,20 @@ namespace {
 constexpr std::size_t threads_from = std::size_t{1} << 19;
 // The number of pieces for each thread, so that the threads finish together.
 constexpr std::size_t pieces_per_thread = 4;
-// From this many rows on, it is faster to bring the input into panels and to read the weight as rows.
-constexpr std::size_t rows_for_panels = 16;
+// With at most this many rows, the columns of a weight are not brought into panels.
+constexpr std::size_t few_rows = 8;
+// From this many rows on tiles are faster. The input is brought into panels for them, and the weight is read as rows.
+constexpr std::size_t rows_for_tiles = 16;
+// The rows of the input that a thread computes with a panel of columns. Their sums stay in its caches.
+constexpr std::size_t least_rows_of_share = 48;
+constexpr std::size_t most_rows_of_share = 512;
 // Rows of the weight that take their turn with all panels of the input.
 constexpr std::size_t rows_at_once = 128;
 constexpr std::size_t rows_of_tile = 16;
 // With more rows than this the tiles of another library are as fast.
 constexpr std::size_t most_rows_with_tiles = 32;
-// Columns of the result that a thread computes at once in float32, and the most rows: their sums stay in its caches.
+// Columns of the result that a thread computes at once in float32.
 constexpr std::size_t columns_at_once = 128;
-constexpr std::size_t most_fused_rows = 512;
 
 std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
 
@@ -76,9 +80,9 @@ struct Work {
   const Product* product;
   std::size_t first_row = 0;
   std::size_t rows = 0;
-  void (*multiply)(const PanelProduct& product) noexcept = nullptr;
   const std::uint16_t* panels = nullptr;  // of the input
-  bool copies = false;                    // the weight's columns to a panel
+  std::size_t width = 0;                  // of the weight that a thread computes at once
+  std::size_t shares = 1;                 // of the rows
   mutable std::atomic<bool> failed{false};
 
   [[nodiscard]] const std::uint16_t* input() const { return static_cast<const std::uint16_t*>(product->input); }
@@ -90,11 +94,11 @@ struct Work {
   [[nodiscard]] std::uint16_t* result() const { return static_cast<std::uint16_t*>(product->result); }
   [[nodiscard]] float* sums() const { return static_cast<float*>(product->result); }
 
-  // Adds a bias in float32 to some columns of the sums.
-  void add_bias(std::size_t column, std::size_t columns) const {
+  // Adds a bias in float32 to some rows and columns of the sums.
+  void add_bias(std::size_t row, std::size_t count, std::size_t column, std::size_t columns) const {
     if (!product->float32_result || product->bias == nullptr) return;
     const float* const added = static_cast<const float*>(product->bias) + column;
-    for (std::size_t row = 0; row < product->rows; ++row) {
+    for (const std::size_t end = row + count; row < end; ++row) {
       float* const to = sums() + row * product->result_step + column;
       for (std::size_t i = 0; i < columns; ++i) to[i] += added[i];
     }
@@ -145,7 +149,7 @@ void multiply_fused_columns(const void* context, std::size_t begin, std::size_t 
 }
 
 bool multiply_fused(const Table& table, const Product& product, unsigned threads) {
-  const std::size_t shares = parts_of(product.rows, most_fused_rows);
+  const std::size_t shares = parts_of(product.rows, most_rows_of_share);
   for (std::size_t i = 0; i < shares; ++i) {
     const std::size_t row = product.rows * i / shares;
     const Work work{
@@ -175,19 +179,21 @@ void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t
     const std::size_t rows = std::min(rows_at_once, last - row);
     for (std::size_t column = 0; column < product.rows; column += panel_columns) {
       const std::size_t columns = std::min(panel_columns, product.rows - column);
-      work.multiply({
+      work.table->products->multiply_by_tiles({
           .rows = work.weight() + row * product.weight_step,
           .row_step = product.weight_step,
           .row_count = rows,
           .inner = product.inner,
           .panel = work.panels + column * product.inner,
           .column_step = 0,
+          .inner_first = false,
           .columns = columns,
           .row_bias = work.bias() == nullptr ? nullptr : work.bias() + row,
           .column_bias = nullptr,
           .result = part.rounded,
           .sums = product.float32_result ? part.sums : nullptr,
           .result_step = columns,
+          .scratch = nullptr,
       });
       const auto transposed = [&]<class T>(const T* from, T* to) {
         constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
@@ -201,46 +207,45 @@ void multiply_rows_of_weight(const void* context, std::size_t begin, std::size_t
         transposed(part.rounded, work.result());
       }
     }
-    work.add_bias(row, rows);
+    work.add_bias(0, product.rows, row, rows);
   }
 }
 
-// Multiplies all rows of the input with columns of the weight. For the kernels that need it, the columns are copied to
-// a panel.
+// Multiplies shares of the input's rows with columns of the weight: all shares with the first columns, then with the
+// next ones.
 void multiply_rows_of_input(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Work*>(context);
   const Product& product = *work.product;
-  const ProductKernels& kernels = *work.table->products;
-  auto* const panel =
-      work.copies ? static_cast<std::uint16_t*>(scratch.of(panel_columns * product.inner * sizeof(*work.panels)))
-                  : nullptr;
-  if (work.copies && panel == nullptr) {
+  const bool has_few_rows = product.rows <= few_rows && !product.inner_first;
+  const std::size_t most = parts_of(product.rows, work.shares);
+  void* const memory = has_few_rows ? nullptr : scratch.of(PanelProduct::scratch_bytes(most));
+  if (!has_few_rows && memory == nullptr) {
     work.failed.store(true, std::memory_order_relaxed);
     return;
   }
   for (std::size_t i = begin; i < end; ++i) {
-    const std::size_t column = i * panel_columns;
-    const std::size_t columns = std::min(panel_columns, product.outer - column);
-    const std::uint16_t* const first = work.weight() + (product.inner_first ? column : column * product.weight_step);
-    if (work.copies) {
-      (product.inner_first ? kernels.arrange_rows : kernels.arrange)(first, product.weight_step, product.inner, columns,
-                                                                     panel);
-    }
-    work.multiply({
-        .rows = work.input(),
+    const std::size_t row = product.rows * (i % work.shares) / work.shares;
+    const std::size_t rows = product.rows * (i % work.shares + 1) / work.shares - row;
+    const std::size_t column = i / work.shares * work.width;
+    const std::size_t columns = std::min(work.width, product.outer - column);
+    const std::size_t to = row * product.result_step + column;
+    (has_few_rows ? work.table->products->multiply_few_rows : work.table->products->multiply)({
+        .rows = work.input() + row * product.input_step,
         .row_step = product.input_step,
-        .row_count = product.rows,
+        .row_count = rows,
         .inner = product.inner,
-        .panel = work.copies ? panel : first,
+        .panel = work.weight() + column * (product.inner_first ? 1 : product.weight_step),
         .column_step = product.weight_step,
+        .inner_first = product.inner_first,
         .columns = columns,
         .row_bias = nullptr,
         .column_bias = work.bias() == nullptr ? nullptr : work.bias() + column,
-        .result = work.result() + column,
-        .sums = product.float32_result ? work.sums() + column : nullptr,
+        .result = work.result() + to,
+        .sums = product.float32_result ? work.sums() + to : nullptr,
         .result_step = product.result_step,
+        .scratch = memory,
     });
-    work.add_bias(column, columns);
+    work.add_bias(row, rows, column, columns);
   }
 }
 
@@ -257,21 +262,20 @@ const std::uint16_t* arranged_input(const ProductKernels& kernels, const Product
 
 bool multiply_pairs(const Table& table, const Product& product, unsigned threads) {
   const ProductKernels& kernels = *table.products;
-  const bool has_few_rows = product.rows < rows_for_panels;
-  const bool has_input_in_panels = !product.inner_first && !has_few_rows;
-  const bool uses_tiles = has_input_in_panels && kernels.multiply_by_tiles != nullptr && may_use_tiles();
-  const bool copies = product.inner_first;
-  const Work work{.table = &table,
-                  .product = &product,
-                  .multiply = uses_tiles                      ? kernels.multiply_by_tiles
-                              : has_input_in_panels || copies ? kernels.multiply
-                                                              : kernels.multiply_few_rows,
-                  .panels = has_input_in_panels ? arranged_input(kernels, product) : nullptr,
-                  .copies = copies};
-  if (has_input_in_panels && work.panels == nullptr) return false;
-  const std::size_t part = has_input_in_panels ? rows_of_tile : panel_columns;
-  return work.run(parts_of(product.outer, part), rows_at_once / part, threads,
-                  has_input_in_panels ? multiply_rows_of_weight : multiply_rows_of_input);
+  if (!product.inner_first && product.rows >= rows_for_tiles && kernels.multiply_by_tiles != nullptr &&
+      may_use_tiles()) {
+    const Work work{.table = &table, .product = &product, .panels = arranged_input(kernels, product)};
+    return work.panels != nullptr && work.run(parts_of(product.outer, rows_of_tile), rows_at_once / rows_of_tile,
+                                              threads, multiply_rows_of_weight);
+  }
+  // In panels of equal width, and in as many shares as the threads need.
+  const std::size_t panels = parts_of(product.outer, panel_columns);
+  const std::size_t width = parts_of(parts_of(product.outer, panels), rows_of_tile) * rows_of_tile;
+  const std::size_t wanted =
+      std::min(parts_of(pieces_per_thread * threads, panels), product.rows / least_rows_of_share);
+  const std::size_t shares = std::max(parts_of(product.rows, most_rows_of_share), wanted);
+  const Work work{.table = &table, .product = &product, .width = width, .shares = shares};
+  return work.run(parts_of(product.outer, width) * shares, 2 * shares, threads, multiply_rows_of_input);
 }
 
 }  // namespace

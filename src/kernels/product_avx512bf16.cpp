@@ -11,20 +11,13 @@ constexpr std::size_t registers = panel_columns / lanes;  // for a panel's sums
 constexpr std::size_t most_rows = 6;
 constexpr std::size_t line = 32;  // a cache line, in bfloat16 elements
 
-template <std::size_t rows, std::size_t columns>
-using RowSums = __m512[rows][columns];
-
-// This many rows of the input go through the panel block by block; their sums are stored in between.
-constexpr std::size_t waiting_rows = 11 * most_rows;
-struct alignas(64) WaitingSums {
-  float values[waiting_rows][panel_columns];
-};
-
 // A part of the work: the pairs from `begin` to `end` of several rows, of which `row` is the first.
 struct Part {
   std::size_t row;
   std::size_t begin;
   std::size_t end;
+  const std::uint16_t* panel;  // the pairs of all columns
+  float* waiting;              // the sums of the pairs before
   // The same pairs of the rows that come next. They are prefetched, a cache line for each pair.
   const std::uint16_t* ahead;
 };
@@ -46,12 +39,34 @@ struct FirstLanes {
   void store(float* to, __m512 value) const { _mm512_mask_storeu_ps(to, there, value); }
 };
 
-// Adds a part's products to the sums. `last` loads the last of the columns.
+// Adds the bias to the sum of column `j * lanes` and the following ones in a row, rounds and writes the result.
+template <class Lanes>
+inline void finish(const PanelProduct& product, std::size_t row, std::size_t j, Lanes these, __m512 sum) {
+  if (product.column_bias != nullptr) {
+    const __m256i bias = these.load16(product.column_bias + j * lanes);
+    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(f32_bits_of_bf16(bias)));
+  }
+  const std::size_t to = row * product.result_step + j * lanes;
+  if (product.sums != nullptr) {
+    these.store(product.sums + to, sum);
+  } else {
+    these.store(product.result + to, (__m256i)_mm512_cvtneps_pbh(sum));
+  }
+}
+
+// Multiplies a part of the work. `last` accesses the last of the columns. Each loop over the sums is unrolled:
+// otherwise the compiler stores them in each round.
 template <std::size_t rows, std::size_t columns, class Last>
-inline void add_products(const PanelProduct& product, const Part& part, Last last, RowSums<rows, columns>& sums) {
+void multiply_part(const PanelProduct& product, const Part& part, Last last) {
+  __m512 sums[rows][columns];
+#pragma GCC unroll 6
+  for (auto& of_row : sums) {
+#pragma GCC unroll 4
+    for (__m512& sum : of_row) sum = _mm512_setzero_ps();
+  }
   const std::uint16_t* input = product.rows + part.row * product.row_step;
   const std::size_t pair_step = product.columns * 2;
-  const std::uint16_t* panel = product.panel + part.begin * pair_step;
+  const std::uint16_t* panel = part.panel;
   const std::uint16_t* ahead = part.ahead;
   const std::uint16_t* const after = ahead + most_rows * product.row_step;
   std::size_t of_row = 0;
@@ -75,126 +90,44 @@ inline void add_products(const PanelProduct& product, const Part& part, Last las
       for (std::size_t j = 0; j < columns; ++j) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], both, values[j]);
     }
   }
-}
-
-template <std::size_t rows, std::size_t columns, class Last>
-void finish(const PanelProduct& product, std::size_t row, Last last, const RowSums<rows, columns>& sums) {
-  for (std::size_t j = 0; j < columns; ++j) {
-    const bool is_last = j + 1 == columns;
-    __m512 bias = _mm512_setzero_ps();
-    if (product.column_bias != nullptr) {
-      const std::uint16_t* from = product.column_bias + j * lanes;
-      bias = _mm512_castsi512_ps(f32_bits_of_bf16(is_last ? last.load16(from) : WholeLanes::load16(from)));
-    }
-    for (std::size_t i = 0; i < rows; ++i) {
-      if (product.row_bias != nullptr) bias = f32_in_all_lanes(product.row_bias[row + i]);
-      const __m512 sum = product.has_bias() ? _mm512_add_ps(sums[i][j], bias) : sums[i][j];
-      const auto store = [&](auto* to, auto value) {
-        to += (row + i) * product.result_step + j * lanes;
-        is_last ? last.store(to, value) : WholeLanes::store(to, value);
-      };
-      if (product.sums != nullptr) {
-        store(product.sums, sum);
-      } else {
-        store(product.result, (__m256i)_mm512_cvtneps_pbh(sum));
-      }
-    }
-  }
-}
-
-template <std::size_t rows, std::size_t columns, class Last>
-void multiply_part(const PanelProduct& product, const Part& part, Last last, WaitingSums& waiting) {
-  RowSums<rows, columns> sums;
-  for (auto& of_row : sums) {
-    for (__m512& sum : of_row) sum = _mm512_setzero_ps();
-  }
-  add_products(product, part, last, sums);
-  float(&places)[waiting_rows][panel_columns] = waiting.values;
-  const std::size_t place = part.row % waiting_rows;
-  if (part.begin != 0) {
-    for (std::size_t i = 0; i < rows; ++i) {
-      for (std::size_t j = 0; j < columns; ++j) {
-        sums[i][j] = _mm512_add_ps(_mm512_load_ps(places[place + i] + j * lanes), sums[i][j]);
-      }
-    }
-  }
-  if (part.end * 2 == product.inner) {
-    finish<rows, columns>(product, part.row, last, sums);
-    return;
-  }
+  float* const waiting = part.waiting + part.row * panel_columns;
+#pragma GCC unroll 6
   for (std::size_t i = 0; i < rows; ++i) {
-    for (std::size_t j = 0; j < columns; ++j) _mm512_store_ps(places[place + i] + j * lanes, sums[i][j]);
+#pragma GCC unroll 4
+    for (std::size_t j = 0; j < columns; ++j) {
+      float* const place = waiting + i * panel_columns + j * lanes;
+      const __m512 sum = part.begin == 0 ? sums[i][j] : _mm512_add_ps(_mm512_load_ps(place), sums[i][j]);
+      if (part.end * 2 != product.inner) {
+        _mm512_store_ps(place, sum);
+      } else if (j + 1 < columns) {
+        finish(product, part.row + i, j, WholeLanes{}, sum);
+      } else {
+        finish(product, part.row + i, j, last, sum);
+      }
+    }
   }
 }
 
 template <std::size_t columns, class Last>
-void multiply_rows(const PanelProduct& product, const Part& part, std::size_t rows, Last last, WaitingSums& waiting) {
+void multiply_rows(const PanelProduct& product, const Part& part, std::size_t rows, Last last) {
   switch (rows) {
     case 6:
-      multiply_part<6, columns>(product, part, last, waiting);
+      multiply_part<6, columns>(product, part, last);
       break;
     case 5:
-      multiply_part<5, columns>(product, part, last, waiting);
+      multiply_part<5, columns>(product, part, last);
       break;
     case 4:
-      multiply_part<4, columns>(product, part, last, waiting);
+      multiply_part<4, columns>(product, part, last);
       break;
     case 3:
-      multiply_part<3, columns>(product, part, last, waiting);
+      multiply_part<3, columns>(product, part, last);
       break;
     case 2:
-      multiply_part<2, columns>(product, part, last, waiting);
+      multiply_part<2, columns>(product, part, last);
       break;
     default:
-      multiply_part<1, columns>(product, part, last, waiting);
-      break;
-  }
-}
-
-// Rows are divided into equal shares of at most `most_rows`: a share of few rows makes little use of the panel data
-// that it reads.
-template <std::size_t columns, class Last>
-void multiply_panel(const PanelProduct& product, Last last) {
-  WaitingSums waiting;  // written before it is read
-  const std::size_t pairs = product.inner / 2;
-  const std::size_t block = sum_block / 2;
-  for (std::size_t first = 0; first < product.row_count; first += waiting_rows) {
-    const std::size_t rows = waiting_rows < product.row_count - first ? waiting_rows : product.row_count - first;
-    const std::size_t shares = (rows + most_rows - 1) / most_rows;
-    for (std::size_t begin = 0; begin < pairs; begin += block) {
-      const std::size_t end = block < pairs - begin ? begin + block : pairs;
-      for (std::size_t i = 0; i < shares; ++i) {
-        const std::size_t row = rows * i / shares;
-        const std::size_t next = rows * (i + 1) / shares;
-        // The last rows prefetch the next block of the first ones.
-        const std::size_t ahead = i + 1 < shares ? first + next : first;
-        const std::size_t from = i + 1 < shares ? begin : end;
-        multiply_rows<columns>(product, {first + row, begin, end, product.rows + ahead * product.row_step + from * 2},
-                               next - row, last, waiting);
-      }
-    }
-  }
-}
-
-void multiply(const PanelProduct& product) noexcept {
-  if (product.columns == panel_columns) {
-    multiply_panel<registers>(product, WholeLanes{});
-    return;
-  }
-  const std::size_t columns = (product.columns + lanes - 1) / lanes;
-  const FirstLanes last{lanes32(product.columns - (columns - 1) * lanes)};
-  switch (columns) {
-    case 4:
-      multiply_panel<4>(product, last);
-      break;
-    case 3:
-      multiply_panel<3>(product, last);
-      break;
-    case 2:
-      multiply_panel<2>(product, last);
-      break;
-    default:
-      multiply_panel<1>(product, last);
+      multiply_part<1, columns>(product, part, last);
       break;
   }
 }
@@ -239,6 +172,53 @@ void arrange_rows(const std::uint16_t* rows, std::size_t apart, std::size_t inne
   }
 }
 
+// All rows take their turn with each block of the columns, which stays in a cache as a panel. Rows are divided into
+// equal shares of at most `most_rows`: a share of few rows makes little use of the panel data that it reads.
+template <std::size_t columns, class Last>
+void multiply_panel(const PanelProduct& product, Last last) {
+  auto* const panel = static_cast<std::uint16_t*>(product.scratch);
+  float* const waiting = reinterpret_cast<float*>(panel + panel_columns * sum_block);
+  const std::size_t pairs = product.inner / 2;
+  const std::size_t block = sum_block / 2;
+  const std::size_t shares = (product.row_count + most_rows - 1) / most_rows;
+  for (std::size_t begin = 0; begin < pairs; begin += block) {
+    const std::size_t end = block < pairs - begin ? begin + block : pairs;
+    const std::uint16_t* const from = product.panel + begin * 2 * (product.inner_first ? product.column_step : 1);
+    (product.inner_first ? arrange_rows : arrange)(from, product.column_step, (end - begin) * 2, product.columns,
+                                                   panel);
+    for (std::size_t i = 0; i < shares; ++i) {
+      const std::size_t row = product.row_count * i / shares;
+      const std::size_t next = product.row_count * (i + 1) / shares;
+      // The last rows prefetch the next block of the first ones.
+      const std::size_t ahead = i + 1 < shares ? next * product.row_step + begin * 2 : end * 2;
+      multiply_rows<columns>(product, {row, begin, end, panel, waiting, product.rows + ahead}, next - row, last);
+    }
+  }
+}
+
+void multiply(const PanelProduct& product) noexcept {
+  if (product.columns == panel_columns) {
+    multiply_panel<registers>(product, WholeLanes{});
+    return;
+  }
+  const std::size_t columns = (product.columns + lanes - 1) / lanes;
+  const FirstLanes last{lanes32(product.columns - (columns - 1) * lanes)};
+  switch (columns) {
+    case 4:
+      multiply_panel<4>(product, last);
+      break;
+    case 3:
+      multiply_panel<3>(product, last);
+      break;
+    case 2:
+      multiply_panel<2>(product, last);
+      break;
+    default:
+      multiply_panel<1>(product, last);
+      break;
+  }
+}
+
 // Multiplies up to 8 rows with up to 16 columns, which are stored as `arrange` takes them. The pairs of 16 columns are
 // brought together in registers.
 template <std::size_t rows>
@@ -249,7 +229,7 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
   const std::size_t count = lanes < left ? lanes : left;
   const std::uint16_t* const columns = product.panel + column * product.column_step;
   const std::uint16_t* const input = product.rows + row * product.row_step;
-  RowSums<rows, 1> total = {};
+  __m512 total[rows] = {};
   for (std::size_t begin = 0; begin < pairs; begin += block) {
     const std::size_t end = block < pairs - begin ? begin + block : pairs;
     __m512 sums[rows];
@@ -280,13 +260,11 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
       transpose_square(square);
       for (std::size_t i = 0; i < lanes && pair + i < end; ++i) add(pair + i, square[i]);
     }
-    for (std::size_t i = 0; i < rows; ++i) total[i][0] = begin == 0 ? sums[i] : _mm512_add_ps(total[i][0], sums[i]);
+    for (std::size_t i = 0; i < rows; ++i) total[i] = begin == 0 ? sums[i] : _mm512_add_ps(total[i], sums[i]);
   }
-  PanelProduct part = product;
-  if (part.column_bias != nullptr) part.column_bias += column;
-  part.result += column;
-  if (part.sums != nullptr) part.sums += column;
-  finish<rows, 1>(part, row, FirstLanes{lanes32(count)}, total);
+  for (std::size_t i = 0; i < rows; ++i) {
+    finish(product, row + i, column / lanes, FirstLanes{lanes32(count)}, total[i]);
+  }
 }
 
 void multiply_few_rows(const PanelProduct& product) noexcept {
@@ -305,9 +283,9 @@ void multiply_few_rows(const PanelProduct& product) noexcept {
 
 }  // namespace
 
-const ProductKernels avx512_bf16_products = {arrange, arrange_rows, multiply, multiply_few_rows, nullptr};
+const ProductKernels avx512_bf16_products = {arrange, multiply, multiply_few_rows, nullptr};
 #if defined(HABANA_MP_AMX)
-const ProductKernels amx_products = {arrange, arrange_rows, multiply, multiply_few_rows, multiply_by_tiles};
+const ProductKernels amx_products = {arrange, multiply, multiply_few_rows, multiply_by_tiles};
 #endif
 
 }  // namespace habana_mp::kernels

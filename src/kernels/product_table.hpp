@@ -42,23 +42,28 @@ extern const FusedKernels neon_fused;
 // A panel has at most this many columns.
 inline constexpr std::size_t panel_columns = 64;
 
-// The product of rows and one panel of columns. The rows are those of the input or of the weight, the columns those of
-// the other one. All values are bfloat16; steps are in elements.
+// The product of rows and at most `panel_columns` columns. The rows are those of the input or of the weight, the
+// columns those of the other one. All values are bfloat16; steps are in elements.
 struct PanelProduct {
   const std::uint16_t* rows;
   std::size_t row_step;  // from row to row
   std::size_t row_count;
-  std::size_t inner;  // the length of a row
-  const std::uint16_t* panel;
-  std::size_t column_step;  // for `multiply_few_rows`: from column to column, which are stored as `arrange` takes them
-  std::size_t columns;      // of the panel
-  const std::uint16_t* row_bias;     // one number for each row; may be null
+  std::size_t inner;           // the length of a row
+  const std::uint16_t* panel;  // of `multiply_by_tiles` as `arrange` makes it; else the first column
+  std::size_t column_step;     // from column to column; if `inner_first`, between two values of a column
+  bool inner_first;            // the first values of two columns are adjacent
+  std::size_t columns;
+  const std::uint16_t* row_bias;     // one number for each row, only of `multiply_by_tiles`; may be null
   const std::uint16_t* column_bias;  // one number for each column; may be null
   std::uint16_t* result;
   float* sums;  // if not null, the result in float32, in place of `result`
   std::size_t result_step;
+  void* scratch;  // of `multiply`: aligned memory for `scratch_bytes`
 
   [[nodiscard]] bool has_bias() const { return row_bias != nullptr || column_bias != nullptr; }
+  static constexpr std::size_t scratch_bytes(std::size_t rows) {
+    return panel_columns * (sum_block * sizeof(std::uint16_t) + rows * sizeof(float));
+  }
 };
 
 struct ProductKernels {
@@ -66,11 +71,8 @@ struct ProductKernels {
   // of a column are adjacent, and the first values of two columns are so many elements `apart`.
   void (*arrange)(const std::uint16_t* columns, std::size_t apart, std::size_t inner, std::size_t count,
                   std::uint16_t* panel) noexcept;
-  // The same for columns whose first values are adjacent; two values of a column are so many elements `apart`.
-  void (*arrange_rows)(const std::uint16_t* rows, std::size_t apart, std::size_t inner, std::size_t count,
-                       std::uint16_t* panel) noexcept;
   void (*multiply)(const PanelProduct& product) noexcept;
-  void (*multiply_few_rows)(const PanelProduct& product) noexcept;  // the columns are not in a panel
+  void (*multiply_few_rows)(const PanelProduct& product) noexcept;  // of columns whose values are adjacent
   void (*multiply_by_tiles)(const PanelProduct& product) noexcept;  // null without tiles
 };
 
