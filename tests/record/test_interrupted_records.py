@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from habana_mp import _core, hmp
 from habana_mp.common.blocks import ProcessBlock
@@ -115,9 +116,10 @@ def test_a_diagnosis_that_is_interrupted_lets_the_next_one_and_a_record_run(tmp_
 
     diagnose()
     last = interrupted_at(None, diagnose, PURE)
-    for part in range(12):
-        interrupted_at(1 + (last - 1) * part // 11, diagnose, PURE)
+    for moment in (*range(1, 130), *range(130, last + 1, last // 10)):  # each one while it begins
+        interrupted_at(moment, diagnose, PURE)
         assert_nothing_observes()
+        assert torch._dynamo.eval_frame._stance.stance == "default"
         assert no_notes.entrances == 0
         assert next_record(tmp_path) == 1
     diagnose()

@@ -122,15 +122,24 @@ class EagerMode:
     """Runs compiled functions as they are written, so that each of their operations can be seen."""
 
     def __init__(self) -> None:
-        self._stance: Any = None
+        #: The arguments of set_stance before it began, as it was found before anything was changed.
+        self._before: dict[str, Any] | None = None
 
     def begin(self) -> None:
-        if self._stance is None and "torch._dynamo" in sys.modules:
-            with contextlib.suppress(RuntimeError):  # not inside of compiled code; the next step is seen
-                self._stance = torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" not in sys.modules:
+            return
+        if self._before is None:
+            stance = getattr(torch._dynamo.eval_frame, "_stance", None)  # private; without it, the default comes back
+            self._before = {
+                "stance": getattr(stance, "stance", "default"),
+                "skip_guard_eval_unsafe": getattr(stance, "skip_guard_eval_unsafe", False),
+                "force_backend": getattr(stance, "backend", None),
+            }
+        with contextlib.suppress(RuntimeError):  # not inside of compiled code; the next step is seen
+            torch.compiler.set_stance("force_eager")
 
     def end(self) -> None:
-        if self._stance is not None:
+        if self._before is not None:
             with contextlib.suppress(RuntimeError):
-                self._stance.__exit__(None, None, None)
-            self._stance = None
+                torch.compiler.set_stance(**self._before)
+            self._before = None
