@@ -111,10 +111,10 @@ def set_products(
     form, and the two for results in float32 (see ProductSettings in src/engine/products.hpp)."""
 
 def multiply(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, float32_result: bool = False
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, float32_result: bool
 ) -> torch.Tensor | None:
     """Returns the product of rows and a weight [outer][inner] in one lower precision, by our kernels, without autograd.
-    Returns None if they do not take such tensors. Part of the accelerator "products"."""
+    Returns None if they do not take such tensors."""
 
 class Composite:
     """A Python function of torch that lists may cover. ``called`` does what its calls did before they came here."""
@@ -127,9 +127,6 @@ class Function:
 
     def __init__(self, function: Any, shown: Any, operation: str, rule: Rule) -> None: ...
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
-
-accelerators: tuple[str, ...]
-"""The accelerators in src/accel that this build has. Functions of another one are missing here."""
 
 def assumptions() -> list[tuple[str, str, str, str, str]]:
     """Returns the core's ledger: name, what is assumed, the check, the fallback, state."""

@@ -2,8 +2,8 @@
 //
 // State that the GIL guards is repaired by functions that are listed here, each in the file that owns the state. They
 // run in the only thread of the child, under the GIL, before os.fork returns; they may run Python code. State that
-// threads change without the GIL has handlers of pthread_atfork. accel/blocks takes its lock before a fork, so that the
-// child finds it free. kernels/threads.cpp starts with a new pool in the child.
+// threads change without the GIL has handlers of pthread_atfork. tensor/blocks takes its lock before a fork, so that
+// the child finds it free. kernels/threads.cpp starts with a new pool in the child.
 #pragma once
 
 #include <vector>

@@ -35,4 +35,14 @@ void without_gil(const Work& work) {
   work();
 }
 
+// Keeps the GIL for work that ends before another thread could use it.
+template <class Work>
+void without_gil_if(bool takes_long, const Work& work) {
+  if (takes_long) {
+    without_gil(work);
+  } else {
+    work();
+  }
+}
+
 }  // namespace habana_mp

@@ -1,7 +1,6 @@
 // Defines the module. Each folder of src/ adds its functions in its own bindings.cpp, or in a folder of that name.
 
 #include "forks.hpp"
-#include "module_parts.hpp"
 #include "pybind.hpp"
 
 namespace py = pybind11;
@@ -23,13 +22,6 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   habana_mp::register_engine(module);
   habana_mp::register_watch(module);
   habana_mp::register_weights(module);
-  py::list accelerators;
-  for (const habana_mp::ModulePart& part : habana_mp::module_parts()) {
-    part.add_to(module);
-    accelerators.append(part.name);
-  }
-  accelerators.attr("sort")();
-  module.attr("accelerators") = py::tuple(accelerators);
 }
 
 // Python calls this function. pybind11's own would wait for the GIL of the main interpreter before it could refuse.

@@ -65,7 +65,7 @@ def _tensordot_makes_product(
 
 def in_rows(tensor: Tensor, other: Tensor) -> Tensor:
     """Returns the first factor of a product in a graph, copied if torch would not fold its dimensions into rows because
-    of its strides. In eager code the core does this (``multiply`` in src/accel/products/own_products.cpp)."""
+    of its strides. In eager code the core does this (``multiply`` in src/engine/own_products.cpp)."""
     if tensor.dim() < 3 or other.dim() != 2 or tensor.device.type != "cpu":
         return tensor
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import

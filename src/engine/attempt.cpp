@@ -10,7 +10,6 @@
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
 #include "host/tensors.hpp"
-#include "tensor/cast_memory.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {

@@ -82,10 +82,9 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, CastContex
   }
   const bool saturates = is_number_tensor(rule, item, to);
   if (rules::casts_only_numbers(rule) && !saturates) return Owned::borrowed(item);
-  const bool reuses_memory = context.may_reuse_memory && tensor::cast_memory.cast_transient != nullptr;
-  Owned made = saturates       ? tensor::cast_saturated(item, kind, to, context.made)
-               : reuses_memory ? tensor::cast_memory.cast_transient(item, kind, to, context.made, context.transient)
-                               : tensor::cast(item, kind, to, context.made);
+  Owned made = saturates                  ? tensor::cast_saturated(item, kind, to, context.made)
+               : context.may_reuse_memory ? tensor::cast_transient(item, kind, to, context.made, context.transient)
+                                          : tensor::cast(item, kind, to, context.made);
   if (made) ++context.casts;
   return made;
 }

@@ -5,8 +5,8 @@
 
 #include "engine/reading.hpp"
 #include "owned.hpp"
+#include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/cast_memory.hpp"
 
 namespace habana_mp::engine {
 

@@ -12,7 +12,6 @@
 namespace habana_mp::engine {
 
 NeverDestroyed<ProductSettings> product_settings;
-Owned (*multiply)(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result) = nullptr;
 
 namespace {
 
@@ -107,12 +106,8 @@ Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kin
   const ProductForm form = call.rule.execution.form;
   const bool is_traced = host::is_traced();
   if (!is_traced && look_at(arguments).are_plain) {
-    Owned result;
-    if (host::grad_is_enabled() && look_at(call.arguments).are_tracked) {
-      result = call_tracked(call, arguments);
-    } else if (multiply != nullptr && has_weight(form)) {
-      result = multiply(form, arguments, to, true);
-    }
+    const bool is_tracked = host::grad_is_enabled() && look_at(call.arguments).are_tracked;
+    Owned result = is_tracked ? call_tracked(call, arguments) : multiply(form, arguments, to, true);
     if (result || PyErr_Occurred() != nullptr) return result;
   } else if (!is_traced && has_weight(form) && is_on_accelerator(arguments)) {
     Owned result = call_tracked(call, arguments);
@@ -140,13 +135,9 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   in_float32 = in_float32 || lacks_instructions(to);
   const Operands operands = in_float32 ? look_at(arguments) : Operands();
   if (!operands.are_plain) return by_torch();
-  if (operands.are_tracked && host::grad_is_enabled()) {
-    Owned result = call_tracked(call, arguments);
-    if (result || PyErr_Occurred() != nullptr) return result;
-  } else if (multiply != nullptr && has_weight(form)) {
-    Owned result = multiply(form, arguments, to, false);
-    if (result || PyErr_Occurred() != nullptr) return result;
-  }
+  const bool is_tracked = operands.are_tracked && host::grad_is_enabled();
+  Owned result = is_tracked ? call_tracked(call, arguments) : multiply(form, arguments, to, false);
+  if (result || PyErr_Occurred() != nullptr) return result;
   return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
 }
 

@@ -26,10 +26,11 @@ struct ProductSettings {
 };
 extern NeverDestroyed<ProductSettings> product_settings;
 
-// Returns a product that autograd does not track, computed by our own kernels; accel/products sets it when the module
-// is loaded, else it is null. Its operands are in this lower precision; so are the bias and the result, or these are in
-// float32. Null if it must be computed in another way; an exception is then set only by an interrupt.
-extern Owned (*multiply)(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result);
+// Returns a product of rows and a matrix that autograd does not track, computed by our own kernels (own_products.cpp).
+// They read the weight as it is stored in memory: a cached cast, or a weight that is in lower precision itself. The
+// operands are in this lower precision; so are the bias and the result, or these are in float32. Returns null if our
+// kernels do not compute such a call, or are slower there; an exception is set only for an interrupt.
+Owned multiply(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result);
 
 // True if products of this kind are computed in float32 here.
 inline bool lacks_instructions(Kind kind) noexcept {

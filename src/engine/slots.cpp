@@ -11,7 +11,7 @@
 #include "engine/state.hpp"
 #include "engine/taps.hpp"
 #include "host/tensors.hpp"
-#include "tensor/cast_memory.hpp"
+#include "tensor/buffers.hpp"
 #include "weights/escapes.hpp"
 
 #ifdef Py_GIL_DISABLED
@@ -324,7 +324,7 @@ bool uninstall() {
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
   const Owned policy = std::exchange(*policy_in_torch, nullptr);
-  if (tensor::cast_memory.forget != nullptr) tensor::cast_memory.forget();
+  tensor::forget_buffers();
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i], *classes);
   }

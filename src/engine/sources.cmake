@@ -7,6 +7,7 @@ target_sources(_core PRIVATE
   src/engine/known_tensors.cpp
   src/engine/modules.cpp
   src/engine/originals.cpp
+  src/engine/own_products.cpp
   src/engine/products.cpp
   src/engine/reading.cpp
   src/engine/region.cpp

@@ -189,16 +189,6 @@ Job job_of(const py::array& array, Float from, py::array& out, Float to) {
   return {array.data(), from, out.mutable_data(), to, std::move(axes)};
 }
 
-// Runs `work` without the GIL, unless releasing it takes longer than the work.
-template <class Work>
-void released(std::size_t count, const Work& work) {
-  if (count < gil_kept_below) {
-    work();
-  } else {
-    without_gil(work);
-  }
-}
-
 // Without a path, the instruction set that was chosen makes the cast.
 py::array kernels_cast(const py::object& object, const py::object& dtype, const py::object& out_or_none,
                        const py::object& threads_or_none, const std::optional<std::string>& path) {
@@ -219,8 +209,8 @@ py::array kernels_cast(const py::object& object, const py::object& dtype, const 
                       ? py::array(target, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()))
                       : checked_out(out_or_none, array, *to);
   const Job job = job_of(array, from, out, *to);
-  released(job.count(),
-           [&] { table == nullptr ? kernels::cast(job, threads) : kernels::cast_with(*table, job, threads); });
+  without_gil_if(job.count() >= gil_kept_below,
+                 [&] { table == nullptr ? kernels::cast(job, threads) : kernels::cast_with(*table, job, threads); });
   return out;
 }
 

@@ -4,13 +4,12 @@
 #include <cmath>
 
 #include "errors.hpp"
+#include "gil.hpp"
 #include "host/inside.hpp"
 #include "host/tensors.hpp"
 #include "kernels/cast.hpp"
 
 namespace habana_mp::tensor {
-
-CastMemory cast_memory;
 
 namespace {
 
@@ -68,7 +67,7 @@ bool must_be_seen(PyObject* tensor, CastResult& seen) {
 static void convert_values(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
   const kernels::Job job(source, float_of(from), target, float_of(to), static_cast<std::size_t>(count));
   const unsigned threads = count < parallel_from ? 1 : host::torch_threads();
-  run_kernel(count, [&] { kernels::cast(job, threads); });
+  without_gil_if(count >= gil_kept_below, [&] { kernels::cast(job, threads); });
 }
 
 void set_tracked_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
@@ -83,7 +82,7 @@ Owned cast_in_block(PyObject* tensor, Kind to) {
   if (!is_floating(from) || from == to || !is_block(bytes_as(to, count))) return nullptr;
   if (must_be_seen(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
-  Owned made = cast_memory.tensor_in_block(geometry, to, values);
+  Owned made = tensor_in_block(geometry, to, values);
   if (made) convert(geometry.values, from, values, to, geometry.count());
   return made;
 }

@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
-#include "gil.hpp"
 #include "host/modes.hpp"
 #include "host/view.hpp"
 #include "kernels/types.hpp"
-#include "tensor/cast_memory.hpp"
+#include "tensor/blocks.hpp"
 
 namespace habana_mp::tensor {
 
@@ -52,16 +51,6 @@ inline void convert(const void* source, Kind from, void* target, Kind to, std::i
 
 // Below this many values a kernel ends before another thread could use the GIL.
 inline constexpr std::int64_t gil_kept_below = std::int64_t{1} << 18;
-
-// Runs a kernel that reads `count` values of a tensor that the caller holds.
-template <class Work>
-void run_kernel(std::int64_t count, const Work& work) {
-  if (count < gil_kept_below) {
-    work();
-  } else {
-    without_gil(work);
-  }
-}
 
 // The functions that make casts. While calls are watched, they are replaced by functions that measure the time of each
 // cast.

@@ -1,4 +1,4 @@
-// The entries of the cache, one for each weight and precision. Only for src/weights and src/accel/products.
+// The entries of the cache, one for each weight and precision. Only for src/weights and engine/own_products.cpp.
 #pragma once
 
 #include <algorithm>

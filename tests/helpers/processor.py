@@ -37,7 +37,7 @@ def as_everywhere(text: str) -> str:
 def own_kernels_compute(rows: int, weight: torch.Tensor) -> bool:
     """True if the package's kernels compute products of so many rows here."""
     is_left = _core.kernels_path() == "amx" and rows > _MOST_ROWS_WITH_TILES and weight.numel() > _SMALL_WEIGHT
-    return "products" in _core.accelerators and _core.kernels_path() != "scalar" and not is_left
+    return _core.kernels_path() != "scalar" and not is_left
 
 
 def _bits(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:

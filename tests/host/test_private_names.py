@@ -86,7 +86,7 @@ def test_private_names_of_others_stand_in_the_patches_only() -> None:
 
 
 #: The folders of the core from the ground up. Each includes only those before it, and files of ``src/`` itself.
-LAYERS = ("rules", "kernels", "host", "tensor", "weights", "log", "watch", "engine", "accel")
+LAYERS = ("rules", "kernels", "host", "tensor", "weights", "log", "watch", "engine")
 
 
 def includes_that_run_up(sources: Path) -> Iterator[str]:

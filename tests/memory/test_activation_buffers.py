@@ -12,12 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habana_mp import _core, hmp, ops
-from helpers.accelerators import needs_accelerator
 from helpers.lists import Converter
 from helpers.processes import in_threads
 from helpers.weights import all_bfloat16_tensors
-
-pytestmark = needs_accelerator("buffers")
 
 WITHOUT_GRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,

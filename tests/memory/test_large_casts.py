@@ -18,12 +18,9 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from helpers import processor
-from helpers.accelerators import needs_accelerator
 from helpers.each import each
 from helpers.lists import Converter
 from helpers.processes import in_threads, printed_by_each
-
-pytestmark = needs_accelerator("blocks")
 
 #: Large enough for a block, in these tests.
 SMALL = 1024

@@ -14,7 +14,6 @@ from torch import nn
 from torch.profiler import profile
 
 from habana_mp import _core, hmp
-from helpers.accelerators import needs_accelerator
 from helpers.each import each
 from helpers.lists import Converter
 
@@ -72,7 +71,6 @@ def test_in_every_lower_precision(converted: Converter, dtype: torch.dtype, give
     torch.testing.assert_close(result.double(), expected, rtol=torch.finfo(dtype).eps / 2, atol=1e-4)
 
 
-@needs_accelerator("buffers")
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> None:
     layer, x = nn.Linear(64, 32).requires_grad_(False), sequence_first()

@@ -14,7 +14,6 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from helpers import processor
-from helpers.accelerators import needs_accelerator
 from helpers.products import (
     BIASES,
     IN_ROWS,
@@ -29,7 +28,6 @@ from helpers.weights import cached, products
 
 pytestmark = [
     pytest.mark.usefixtures("counted"),
-    needs_accelerator("products"),
     pytest.mark.skipif(_core.kernels_path() == "scalar", reason="these kernels need vectors"),
 ]
 

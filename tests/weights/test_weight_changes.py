@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from habana_mp import _core, hmp
 from habana_mp.patches.torch import weight_cache
-from helpers.accelerators import needs_accelerator
 from helpers.comparing import assert_same
 from helpers.processes import in_threads
 from helpers.processor import kernels_product
@@ -110,7 +109,6 @@ if _core.kernels_path() == "scalar":  # then all is as torch makes it
     PRODUCTS = {name: (use, use) for name, (use, _) in PRODUCTS.items()}
 
 
-@needs_accelerator("products")
 @pytest.mark.usefixtures("counted", "parts_of_any_size")
 @main_ways
 def test_a_change_of_a_weight_that_our_kernels_read_is_seen(way: str) -> None:

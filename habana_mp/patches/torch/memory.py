@@ -38,8 +38,7 @@ class Memory(Patch):
         if not settings.options.reuse_memory:
             self._give_back()
             return
-        if "blocks" in _core.accelerators:
-            _core.keep_blocks(_LARGE, _MOST_WAITING)
+        _core.keep_blocks(_LARGE, _MOST_WAITING)
         if not self._heap_is_kept and not _is_set_by_user():
             self._heap_is_kept = _set_heap(_MOST_WAITING)
 
@@ -48,8 +47,7 @@ class Memory(Patch):
         _core.set_tracked_cast(None)
 
     def _give_back(self) -> None:
-        if "blocks" in _core.accelerators:
-            _core.keep_blocks(None, 0)
+        _core.keep_blocks(None, 0)
         if self._heap_is_kept:
             _set_heap(_LEARNT_TRIM_THRESHOLD)
             self._heap_is_kept = False

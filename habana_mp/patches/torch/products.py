@@ -66,12 +66,11 @@ def product_of_rows(
 ) -> Tensor:
     """Returns the product of rows and a weight [outer][inner]: in the operands' precision, or with a bias in float32 in
     float32."""
-    multiply = getattr(_core, "multiply", None)
     is_float32 = dtype is torch.float32
     # A backward that is differentiated takes functions that autograd knows.
     made: Tensor | None = None
-    if multiply is not None and not torch.is_grad_enabled():
-        made = multiply(input, weight, bias, is_float32)
+    if not torch.is_grad_enabled():
+        made = _core.multiply(input, weight, bias, is_float32)
     if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
         rows: Tensor = _mm(_rows(input), weight.mT, out_dtype=torch.float32)
         made = _reshape(rows if bias is None else _add(rows, bias), (*input.shape[:-1], -1))

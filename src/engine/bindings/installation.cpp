@@ -200,6 +200,14 @@ py::list counts() {
   return rows;
 }
 
+py::object multiply(const py::object& input, const py::object& weight, const py::object& bias, bool float32_result) {
+  PyObject* const values[] = {input.ptr(), weight.ptr(), bias.ptr()};
+  Owned made =
+      engine::multiply(engine::ProductForm::linear, {values, 3, nullptr}, host::kind_of(input.ptr()), float32_result);
+  or_throw(made || PyErr_Occurred() == nullptr);
+  return made ? py::reinterpret_steal<py::object>(made.release()) : py::none();
+}
+
 py::object unpatched_copy(const py::object& builtin) {
   if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("unpatched_copy needs a builtin function");
   const engine::SuspendedWriter suspended(builtin.ptr());
@@ -237,6 +245,7 @@ void register_installation(py::module_& module) {
       },
       py::arg("multiplies_bf16"), py::arg("multiplies_f16"), py::arg("tracked"), py::arg("widened"),
       py::arg("with_rounded_gradient"));
+  module.def("multiply", &multiply, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("float32_result"));
   py::tuple names(std::size(traits));
   for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].first);
   module.attr("traits") = names;

@@ -14,6 +14,7 @@
 #include "engine/taps.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
+#include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
 #include "watch/values.hpp"
 
@@ -126,6 +127,11 @@ void register_taps(py::module_& module) {
   module.def("set_number_in_range", [](const py::object& function) {
     tensor::set_number_in_range(function.is_none() ? nullptr : function.ptr());
   });
+  module.def("buffer_count", &tensor::buffer_count);
+  module.def("keep_blocks", [](const std::optional<std::uint64_t>& from, std::uint64_t most_waiting) {
+    tensor::keep_blocks(from.value_or(~std::uint64_t{0}), most_waiting);
+  });
+  module.def("block_bytes_waiting", &tensor::bytes_waiting);
   module.def("cast_in_block", &cast_in_block);
   module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });

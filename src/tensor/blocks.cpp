@@ -1,4 +1,4 @@
-#include "accel/blocks/blocks.hpp"
+#include "tensor/blocks.hpp"
 
 #include <pthread.h>
 
@@ -8,21 +8,15 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "errors.hpp"
 #include "from_c.hpp"
 #include "host/tensors.hpp"
-#include "module_parts.hpp"
-#include "pybind.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/cast_memory.hpp"
 
-namespace py = pybind11;
-
-namespace habana_mp::accel {
+namespace habana_mp::tensor {
 
 namespace {
 
@@ -138,9 +132,7 @@ void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
 }
 
 Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) {
-  std::int64_t count = 1;
-  for (const std::int64_t size : like.sizes) count *= size;
-  const std::uint64_t bytes = tensor::bytes_as(kind, count);
+  const std::uint64_t bytes = bytes_as(kind, like.count());
   auto lent = std::make_unique<DlpackContext>(DlpackContext{{}, like.sizes, like.strides, bytes});
   void* const memory = take(bytes);
   if (memory == nullptr) return nullptr;
@@ -171,22 +163,4 @@ std::uint64_t bytes_waiting() noexcept {
   return waiting().bytes;
 }
 
-namespace {
-
-void add_to(py::module_& module) {
-  module.def("keep_blocks", [](const std::optional<std::uint64_t>& from, std::uint64_t most_waiting) {
-    keep_blocks(from.value_or(~std::uint64_t{0}), most_waiting);
-  });
-  module.def("block_bytes_waiting", &bytes_waiting);
-}
-
-[[maybe_unused]] const bool is_plugged_in = [] {
-  tensor::cast_memory.is_block = &is_block;
-  tensor::cast_memory.tensor_in_block = &tensor_in_block;
-  module_parts().push_back({"blocks", &add_to});
-  return true;
-}();
-
-}  // namespace
-
-}  // namespace habana_mp::accel
+}  // namespace habana_mp::tensor

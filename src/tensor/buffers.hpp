@@ -4,19 +4,15 @@
 
 #include "tensor/cast.hpp"
 
-namespace habana_mp::accel {
+namespace habana_mp::tensor {
 
 // As `cast`, for an input of an operation whose results share no memory with it. If it sets `transient`, the caller
 // passes the result to `give_back` after the operation.
-Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& transient);
+Owned cast_transient(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& transient);
 
 // Returns a contiguous copy of a plain CPU tensor that only the caller needs to see, without the graph. The caller
 // passes it to `give_back`. Returns null, with no exception set, if that is not possible.
 Owned copy_in_rows(PyObject* tensor, Kind kind);
-
-// Returns a buffer of this kind with the layout of this view. The caller passes it to `give_back`. Returns null, with
-// no exception set, if no such buffer is free.
-Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept;
 
 // Takes over the reference. The tensor is reused if nothing else holds it or its memory.
 void give_back(PyObject* cast) noexcept;
@@ -24,4 +20,4 @@ void give_back(PyObject* cast) noexcept;
 std::size_t buffer_count() noexcept;
 void forget_buffers() noexcept;
 
-}  // namespace habana_mp::accel
+}  // namespace habana_mp::tensor

@@ -6,12 +6,13 @@
 
 #include "host/inside.hpp"
 
-namespace habana_mp::accel {
+namespace habana_mp::tensor {
 
 // Sets that casts of `from` bytes or more get such blocks, and that up to `most_waiting` bytes of freed blocks wait.
 // Frees the blocks that wait now.
 void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept;
 
+// True if this much memory should be a block of its own.
 bool is_block(std::uint64_t bytes) noexcept;
 
 // Returns a new tensor with this layout in such a block, and sets `values` to its memory. Returns null, with no
@@ -20,4 +21,4 @@ Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values);
 
 std::uint64_t bytes_waiting() noexcept;
 
-}  // namespace habana_mp::accel
+}  // namespace habana_mp::tensor

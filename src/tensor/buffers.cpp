@@ -1,4 +1,4 @@
-#include "accel/buffers/buffers.hpp"
+#include "tensor/buffers.hpp"
 
 #include <algorithm>
 #include <array>
@@ -7,16 +7,12 @@
 #include <vector>
 
 #include "forks.hpp"
+#include "gil.hpp"
 #include "host/inside.hpp"
 #include "host/tensors.hpp"
 #include "kernels/cast.hpp"
-#include "module_parts.hpp"
-#include "pybind.hpp"
-#include "tensor/cast_memory.hpp"
 
-namespace py = pybind11;
-
-namespace habana_mp::accel {
+namespace habana_mp::tensor {
 
 namespace {
 
@@ -31,11 +27,7 @@ struct Buffer {
   host::Geometry geometry;
 
   [[nodiscard]] bool is_lent() const { return !waiting; }
-  [[nodiscard]] std::int64_t bytes() const {
-    std::int64_t count = 1;
-    for (const std::int64_t size : geometry.sizes) count *= size;
-    return static_cast<std::int64_t>(tensor::bytes_as(kind, count));
-  }
+  [[nodiscard]] std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_as(kind, geometry.count())); }
 };
 
 // The GIL guards all state of this file.
@@ -88,22 +80,48 @@ void adopt(Owned cast) {
   bytes_held += bytes;
 }
 
+// Returns a buffer of this kind with the layout of this view, and sets `values` to its memory. The caller passes it to
+// `give_back`. Returns null, with no exception set, if no such buffer is free.
+Owned borrow_buffer(const DLTensor& wanted, Kind kind, void*& values) noexcept {
+  // All strides must match: the layout of a convolution's result also depends on those of dimensions of one element.
+  const auto found = std::find_if(buffers->rbegin(), buffers->rend(), [&](const Buffer& one) {
+    return !one.is_lent() && one.kind == kind && host::has_same_layout(wanted, one.geometry, true) &&
+           host::is_held_once(one.tensor, true);
+  });
+  if (found == buffers->rend()) return nullptr;
+  values = const_cast<char*>(host::snapshot_of(found->tensor).data);
+  return std::move(found->waiting);
+}
+
+// Forgets the lent buffers in a forked child. Other threads' buffers are never given back. A buffer that this thread
+// has borrowed counts as a new one when it is given back.
+void forget_lent_buffers() {
+  std::vector<Buffer> gone;
+  for (std::size_t i = buffers->size(); i-- > 0;) {
+    if (!(*buffers)[i].is_lent()) continue;
+    bytes_held -= (*buffers)[i].bytes();
+    gone.push_back(std::exchange((*buffers)[i], std::move(buffers->back())));
+    buffers->pop_back();
+  }
+}
+[[maybe_unused]] const bool is_mended = forks::mend_in_child(&forget_lent_buffers);
+
 }  // namespace
 
-Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& transient) {
+Owned cast_transient(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& transient) {
   DLTensor source;
-  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || tensor::must_be_seen(tensor, seen) ||
+  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || must_be_seen(tensor, seen) ||
       !host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from)) {
-    return tensor::cast(tensor, from, to, seen);
+    return cast(tensor, from, to, seen);
   }
   transient = true;
-  Owned lent = borrow_buffer(source, to);
-  if (!lent) return tensor::cast(tensor, from, to, seen);
+  void* values = nullptr;
+  Owned lent = borrow_buffer(source, to, values);
+  if (!lent) return cast(tensor, from, to, seen);
   const std::int64_t count = host::count_in(source);
-  seen.bytes += tensor::bytes_as(to, count);
+  seen.bytes += bytes_as(to, count);
   // Other code may run meanwhile. A lent buffer stays as it is.
-  tensor::convert(static_cast<const char*>(source.data) + source.byte_offset, from,
-                  const_cast<char*>(host::snapshot_of(lent.get()).data), to, count);
+  convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
   return lent;
 }
 
@@ -111,7 +129,7 @@ Owned copy_in_rows(PyObject* tensor, Kind kind) {
   DLTensor source;
   if (!host::can_look_inside() || host::is_negative(tensor) || !host::view_on_cpu(tensor, source)) return nullptr;
   if (!host::is_of_kind(source, kind) || source.strides == nullptr) return nullptr;
-  const auto size = static_cast<std::ptrdiff_t>(tensor::bytes_as(kind, 1));
+  const auto size = static_cast<std::ptrdiff_t>(bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
   std::vector<std::int64_t> strides(static_cast<std::size_t>(source.ndim));
   std::int64_t count = 1;
@@ -123,28 +141,15 @@ Owned copy_in_rows(PyObject* tensor, Kind kind) {
   if (count == 0) return nullptr;
   DLTensor wanted = source;
   wanted.strides = strides.data();
-  Owned made = borrow_buffer(wanted, kind);
   void* values = nullptr;
-  if (made) {
-    values = const_cast<char*>(host::snapshot_of(made.get()).data);
-  } else {
-    made = host::allocate_like(source, kind, values);
-    if (!made) return nullptr;
-  }
-  const kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(kind), values,
-                         tensor::float_of(kind), std::move(axes));
+  Owned made = borrow_buffer(wanted, kind, values);
+  if (!made) made = host::allocate_like(source, kind, values);
+  if (!made) return nullptr;
+  const kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, float_of(kind), values,
+                         float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
-  tensor::run_kernel(count, [&] { kernels::cast(job, threads); });
+  without_gil_if(count >= gil_kept_below, [&] { kernels::cast(job, threads); });
   return made;
-}
-
-Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
-  // All strides must match: the layout of a convolution's result also depends on those of dimensions of one element.
-  const auto found = std::find_if(buffers->rbegin(), buffers->rend(), [&](const Buffer& one) {
-    return !one.is_lent() && one.kind == kind && host::has_same_layout(wanted, one.geometry, true) &&
-           host::is_held_once(one.tensor, true);
-  });
-  return found == buffers->rend() ? nullptr : std::move(found->waiting);
 }
 
 void give_back(PyObject* cast) noexcept {
@@ -172,33 +177,4 @@ void forget_buffers() noexcept {
   bytes_held = 0;
 }
 
-namespace {
-
-// Forgets the lent buffers in a forked child. Other threads' buffers are never given back. A buffer that this thread
-// has borrowed counts as a new one when it is given back.
-void forget_lent_buffers() {
-  std::vector<Buffer> gone;
-  for (std::size_t i = buffers->size(); i-- > 0;) {
-    if (!(*buffers)[i].is_lent()) continue;
-    bytes_held -= (*buffers)[i].bytes();
-    gone.push_back(std::exchange((*buffers)[i], std::move(buffers->back())));
-    buffers->pop_back();
-  }
-}
-[[maybe_unused]] const bool is_mended = forks::mend_in_child(&forget_lent_buffers);
-
-void add_to(py::module_& module) { module.def("buffer_count", &buffer_count); }
-
-[[maybe_unused]] const bool is_plugged_in = [] {
-  tensor::CastMemory& memory = tensor::cast_memory;
-  memory.cast_transient = &cast_transient;
-  memory.copy_in_rows = &copy_in_rows;
-  memory.give_back = &give_back;
-  memory.forget = &forget_buffers;
-  module_parts().push_back({"buffers", &add_to});
-  return true;
-}();
-
-}  // namespace
-
-}  // namespace habana_mp::accel
+}  // namespace habana_mp::tensor

@@ -1,10 +1,10 @@
-#include "accel/products/own_products.hpp"
-
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <span>
 
+#include "engine/products.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "host/aten.hpp"
@@ -12,15 +12,26 @@
 #include "host/tensors.hpp"
 #include "host/view.hpp"
 #include "kernels/product.hpp"
+#include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/cast_memory.hpp"
 #include "weights/entry.hpp"
 
-namespace habana_mp::accel {
+namespace habana_mp::engine {
 
 using kernels::Product;
 
 namespace {
+
+// A product of rows and a matrix. All tensors are in one lower precision; with `float32_result` the bias may be in
+// float32.
+struct ProductCall {
+  PyObject* input;
+  PyObject* weight;
+  PyObject* bias = Py_None;
+  bool is_linear = false;     // the weight is [outer][inner], as for F.linear, not [inner][outer]
+  bool wants_matrix = false;  // the input must have two dimensions
+  bool float32_result = false;
+};
 
 constexpr std::int32_t most_dimensions = 8;
 // With such a weight the preparation of torch's library takes the most time of a product.
@@ -129,31 +140,56 @@ Owned multiply_rows(const ProductCall& call, Kind kind, const Product& first) {
   product->result = const_cast<void*>(values_of(result));
   const unsigned threads = host::torch_threads();
   bool done = false;
-  const auto run = [&] { done = kernels::multiply(*product, threads); };
-  if (product->rows * product->inner * product->outer < least_products_without_gil) {
-    run();
-  } else {
-    without_gil(run);
-  }
+  without_gil_if(product->rows * product->inner * product->outer >= least_products_without_gil,
+                 [&] { done = kernels::multiply(*product, threads); });
   if (!done) return nullptr;
   ++weights::counts.products;
   return made;
 }
 
-}  // namespace
-
-Owned multiply(ProductCall call, Kind kind) {
-  if (!kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
-  if (const std::optional<Product> product = product_of(call, kind)) {
-    return is_worth_multiplying(*product) ? multiply_rows(call, kind, *product) : nullptr;
+// Returns what is to be multiplied. Returns nothing for a call that our kernels do not compute.
+std::optional<ProductCall> read_call(ProductForm form, const Arguments& arguments, bool float32_result) {
+  PyObject* const* const values = arguments.values;
+  const Py_ssize_t count = arguments.positional;
+  if (!has_weight(form) || arguments.keywords != nullptr) return std::nullopt;
+  ProductCall call{.input = values[0], .weight = values[1], .float32_result = float32_result};
+  if (form == ProductForm::addmm) {
+    if (count != 3 || values[0] == Py_None) return std::nullopt;
+    call.input = values[1];
+    call.weight = values[2];
+    call.bias = values[0];
+    call.wants_matrix = true;
+  } else if (form == ProductForm::linear) {
+    if (count < 2 || count > 3) return std::nullopt;
+    if (count == 3) call.bias = values[2];
+    call.is_linear = true;
+  } else {
+    if (count != 2) return std::nullopt;
+    call.wants_matrix = form == ProductForm::mm;
   }
-  // Torch would compute one product for each batch of the input.
-  if (tensor::cast_memory.copy_in_rows == nullptr || !host::is_plain_tensor(call.input)) return nullptr;
-  const tensor::Transient rows(tensor::cast_memory.copy_in_rows(call.input, kind), true);
-  if (!rows) return nullptr;
-  call.input = rows.get();
-  const std::optional<Product> product = product_of(call, kind);
-  return product ? multiply_rows(call, kind, *product) : nullptr;
+  return call;
 }
 
-}  // namespace habana_mp::accel
+// Gives a copy back at the end of the scope, also after an exception.
+struct GiveBack {
+  void operator()(PyObject* copy) const noexcept { tensor::give_back(copy); }
+};
+
+}  // namespace
+
+Owned multiply(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result) {
+  std::optional<ProductCall> call = read_call(form, arguments, float32_result);
+  if (!call || !kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
+  if (const std::optional<Product> product = product_of(*call, kind)) {
+    return is_worth_multiplying(*product) ? multiply_rows(*call, kind, *product) : nullptr;
+  }
+  // Torch would compute one product for each batch of the input.
+  if (!host::is_plain_tensor(call->input)) return nullptr;
+  const std::unique_ptr<PyObject, GiveBack> rows(tensor::copy_in_rows(call->input, kind).release());
+  if (!rows) return nullptr;
+  call->input = rows.get();
+  const std::optional<Product> product = product_of(*call, kind);
+  return product ? multiply_rows(*call, kind, *product) : nullptr;
+}
+
+}  // namespace habana_mp::engine

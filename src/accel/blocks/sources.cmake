@@ -1,3 +1,0 @@
-target_sources(_core PRIVATE
-  src/accel/blocks/blocks.cpp
-)

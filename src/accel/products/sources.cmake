@@ -1,4 +1,0 @@
-target_sources(_core PRIVATE
-  src/accel/products/own_products.cpp
-  src/accel/products/plug.cpp
-)
