@@ -20,7 +20,7 @@ from habana_mp.common.version import __version__
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.torch import stepped_weights
-from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
+from habana_mp.patches.torch.autocast_regions import disabled_for_no_device
 from habana_mp.patches.torch.begun_backwards import lower_loss, unscaled
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
@@ -189,14 +189,14 @@ def _environment(rows: tuple[Row, ...]) -> dict[str, Any]:
             if not is_installed(file)  # a library protects its own code
         },
         "no_cast_is_cached": why_none_is_cached() if rows else "",
-        "lower_state": stepped_weights.found(),
+        "lower_state": dict(stepped_weights.found),
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
         "unscaled": [short_place(*place) for place in unscaled if place is not None],
         "compiled_graphs": graphs_compiled() - _before["graphs"],
         "compiled_before": _before["graphs"],
         "disabled_blocks": CastsOff.begun - _before["blocks"],
-        "optimizer_steps": stepped_weights.steps(),
+        "optimizer_steps": stepped_weights.steps.total(),
     }
 
 
@@ -220,7 +220,7 @@ def reset() -> None:
     guard_texts.named.clear()
     _core.weights_reset_statistics()
     stopwatch.reset()
-    forget_places()
+    disabled_for_no_device.clear()
     stepped_weights.forget()
     lower_loss.clear()
     unscaled.clear()
