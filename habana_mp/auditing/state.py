@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from habana_mp.diagnosis.exact import RandomState, is_lower
+from habana_mp.patches.tools.in_float32 import value_in_float32
 from habana_mp.patches.torch.optimizer_steps import step_copy
 from habana_mp.patches.torch.reductions import reductions
 
@@ -157,7 +158,7 @@ def _updates(optimizer: torch.optim.Optimizer | None, weights: Sequence[torch.Te
     if optimizer is None or any(one.is_meta for one in weights) or all(one.grad is None for one in weights):
         return Updates()
     try:
-        lower, exact = (_stepped(optimizer, weights, convert) for convert in (torch.Tensor.detach, _in_float32))
+        lower, exact = (_stepped(optimizer, weights, convert) for convert in (torch.Tensor.detach, value_in_float32))
     except Exception as error:  # an optimizer may be any code
         return Updates(failed=f"{type(error).__name__}: {error}")
     found = [0, 0]
@@ -202,7 +203,3 @@ def _copied_weight(weight: torch.Tensor, convert: _Converter) -> torch.Tensor:
             copy.grad_dtype = gradient.dtype
         copy.grad = gradient
     return copy
-
-
-def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if is_lower(tensor) else tensor

@@ -66,7 +66,6 @@ class _StepThreads:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """A block in which threads that the step starts belong to it."""
-        exchanged = Exchanged()
         former = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
@@ -74,11 +73,9 @@ class _StepThreads:
                 self._started.add(thread)
             former(thread)
 
-        exchanged.exchange(threading.Thread, "start", start)
-        try:
+        with Exchanged() as exchanged:
+            exchanged.exchange(threading.Thread, "start", start)
             yield
-        finally:
-            exchanged.put_back()
 
 
 class _StepEnds(BaseException):
@@ -225,7 +222,6 @@ class Replays:
     def _gradients_kept(self) -> Iterator[None]:
         """A block in which gradients are kept before the step clears them: it may do so before it calls a module. Those
         of other threads' weights are not even read, since torch cannot read a gradient while it is set."""
-        exchanged = Exchanged()
         keep = self._keep_gradient
         has_this = self._threads.has_this
         zero_grad, named_parameters = torch.optim.Optimizer.zero_grad, torch.nn.Module.named_parameters
@@ -242,12 +238,10 @@ class Replays:
                     keep(weight)
                 yield name, weight
 
-        try:
+        with Exchanged() as exchanged:
             exchanged.exchange(torch.optim.Optimizer, "zero_grad", zero_grad_and_keep)
             exchanged.exchange(torch.nn.Module, "named_parameters", named_parameters_kept)
             yield
-        finally:
-            exchanged.put_back()
 
     def find_state(self, observer: Observer) -> None:
         """Runs the step once to find what it uses: modules that it does not call, too."""

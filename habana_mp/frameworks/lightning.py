@@ -16,6 +16,7 @@ from torch import nn
 
 from habana_mp import hmp
 from habana_mp.frameworks.common import convert, require, write_report
+from habana_mp.patches.tools.in_float32 import value_in_float32
 
 #: The packages of Lightning, each with a class of its own for precision plugins.
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric")
@@ -68,7 +69,7 @@ class MixedPrecision:
 
     def convert_output(self, data: Any) -> Any:
         # Only Fabric calls it.
-        return apply_to_collection(data, torch.Tensor, _in_float32)
+        return apply_to_collection(data, torch.Tensor, value_in_float32)
 
     def teardown(self) -> None:
         # Only Trainer calls it.
@@ -88,10 +89,6 @@ class MixedPrecision:
 @cache
 def _with_base(kind: Any, base: Any) -> type[MixedPrecision]:
     return type(kind.__name__, (kind, base), {"__module__": kind.__module__})
-
-
-def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _write_report(user: Any, folder: str | None, *, of_all_ranks: bool = True) -> None:

@@ -18,7 +18,7 @@ from habana_mp import _core
 from habana_mp.common.errors import warn
 from habana_mp.patches.tools.compiled_functions import is_compiling, run_by_python
 from habana_mp.patches.tools.notes import no_notes
-from habana_mp.patches.torch.compiled_graphs import FollowedGraphs, Graph
+from habana_mp.patches.torch.compiled_graphs import Graph, follow
 from habana_mp.patches.torch.module_holders import named_modules
 from habana_mp.patches.torch.module_paths import outermost_modules, path_in
 from habana_mp.reporting.judging import tensors_in
@@ -56,16 +56,16 @@ class Recorder:
         self._roots: dict[str, str] = {}
         #: The hooks on weights, by identity. That of a weight which is gone has no dict of hooks.
         self._hooks: dict[int, Any] = {}
-        self._graphs = FollowedGraphs(self._call_graph)
+        self._has_begun = False
 
     def begin(self) -> None:
         """Begins, or goes on after :meth:`end`."""
-        self._graphs.install()
-        self._is_on = True
+        follow(self._call_graph, anew=not self._has_begun)
+        self._has_begun = self._is_on = True
 
     def end(self) -> None:
         self._is_on = False
-        self._graphs.uninstall()
+        follow(None)
         for hook in tuple(self._hooks.values()):
             hook.remove()
         self._hooks.clear()

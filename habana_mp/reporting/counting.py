@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 import time
 from collections import Counter
@@ -21,11 +20,10 @@ from habana_mp.common.version import __version__
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.torch import stepped_weights
-from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
+from habana_mp.patches.torch.autocast_regions import disabled_for_no_device
 from habana_mp.patches.torch.begun_backwards import lower_loss, unscaled
 from habana_mp.patches.torch.device_times import device_times
 from habana_mp.patches.torch.dynamo import graphs_compiled
-from habana_mp.patches.torch.module_holders import all_modules
 from habana_mp.patches.torch.weight_cache import why_none_is_cached
 from habana_mp.policy.lists import line_numbered
 from habana_mp.policy.options import Detail
@@ -142,7 +140,7 @@ def current() -> Report:
         edges=edges,
         configuration=installation.described,
         seconds=stopwatch.seconds if records else None,
-        environment=_environment(rows) | ({} if any(row.is_lower for row in rows) else {"uncounted": _uncounted()}),
+        environment=_environment(rows),
         ranges=shares_of_range(_core.guarded_largest()),
         guarded=dict(guard_texts.named),
         results=(counters["results", "tensors"], counters["results", "bytes"]),
@@ -191,27 +189,15 @@ def _environment(rows: tuple[Row, ...]) -> dict[str, Any]:
             if not is_installed(file)  # a library protects its own code
         },
         "no_cast_is_cached": why_none_is_cached() if rows else "",
-        "lower_state": stepped_weights.found(),
+        "lower_state": dict(stepped_weights.found),
         "lower_updates": _core.lower_updates(),
         "lower_losses": {short_place(file, line): precision for precision, file, line in lower_loss},
         "unscaled": [short_place(*place) for place in unscaled if place is not None],
         "compiled_graphs": graphs_compiled() - _before["graphs"],
         "compiled_before": _before["graphs"],
         "disabled_blocks": CastsOff.begun - _before["blocks"],
-        "optimizer_steps": stepped_weights.steps(),
+        "optimizer_steps": stepped_weights.steps.total(),
     }
-
-
-#: The modules of Python with classes of quantized modules.
-_QUANTIZED = re.compile(r"\.quantized\.|^(bitsandbytes|torchao|gptqmodel|awq|hqq)\.")
-
-
-def _uncounted() -> list[str]:
-    """Returns the kinds of models in this process whose operations reach no function of torch that Python calls."""
-    models = all_modules()
-    quantized = ["quantized modules"] if any(_QUANTIZED.search(f"{type(one).__module__}.") for one in models) else []
-    scripted = ["TorchScript"] if any(isinstance(one, torch.jit.ScriptModule) for one in models) else []
-    return quantized + scripted + [one for one in ("onnxruntime",) if one in sys.modules]
 
 
 def _processor() -> str:
@@ -234,7 +220,7 @@ def reset() -> None:
     guard_texts.named.clear()
     _core.weights_reset_statistics()
     stopwatch.reset()
-    forget_places()
+    disabled_for_no_device.clear()
     stepped_weights.forget()
     lower_loss.clear()
     unscaled.clear()

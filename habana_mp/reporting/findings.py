@@ -239,9 +239,11 @@ def _why_of_calls(report: Records, within: str | None) -> str:
 def _not_counted(report: Records) -> str:
     """Returns sentences about calls that the report does not count."""
     blocks = report.environment.get("disabled_blocks", 0) if report.detail == "operations" else 0
-    found = report.environment.get("uncounted") or ()
     off = f'. Calls in {counted(blocks, "block")} of hmp.disable_casts() count with report="modules" and "lines" only'
-    return (off if blocks else "") + (f". Those of {' and of '.join(found)} are not counted" if found else "")
+    text = off if blocks else ""
+    if not any(map(_is_product, report.rows)):
+        text += ". Those of quantized modules, of onnxruntime and of TorchScript are not counted"
+    return text
 
 
 def _off_for_no_device(report: Records) -> Iterator[str]:

@@ -97,7 +97,7 @@ def ran_lower(report: Report) -> bool:
 
 
 def line(report: Report, *, by_script: bool) -> str:
-    """Returns one line: the calls by precision, the time in a lower precision, and the largest cost."""
+    """Returns one line: the calls by precision, and the time in a lower precision."""
     calls: Counter[str] = Counter()
     for row in report.main_rows:
         calls[row.precision] += row.calls
@@ -108,27 +108,10 @@ def line(report: Report, *, by_script: bool) -> str:
             return "no covered operation was called"
         return "the script asked for no mixed precision" if by_script else "`hmp.convert` was not called"
     present = sorted(calls, key=PRECISIONS.index)
-    parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in present)]
-    seconds = sum(row.seconds or 0.0 for row in report.main_rows)
-    if seconds:
-        lower = sum(row.seconds or 0.0 for row in report.main_rows if row.is_lower)
-        parts.append(f"{lower:.3g} s in lower precision")
-    costs: dict[tuple[str, str], float] = {}
-    for row in report:
-        key = row.operation, row.precision
-        costs[key] = costs.get(key, 0) + ((row.seconds if seconds else row.bytes) or 0)
-    name, precision = max(costs, key=lambda one: costs[one])
-    if cost := costs[name, precision]:
-        amount = f"{cost:.3g} s" if seconds else f"{_size(cost)} of casts"
-        parts.append(f"`{name}` {_in(precision)} cost most, {amount}")
-    return "; ".join(parts)
-
-
-def _size(count: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
+    words = f"calls: {', '.join(f'{calls[one]:,} {_in(one)}' for one in present)}"
+    if not any(row.seconds for row in report.main_rows):
+        return words
+    return f"{words}; {sum(row.seconds or 0.0 for row in report.main_rows if row.is_lower):.3g} s in lower precision"
 
 
 def _in(precision: str) -> str:

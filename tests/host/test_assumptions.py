@@ -43,7 +43,6 @@ NOT_ASKED_BY_TRAINING = {
     "torch.compiled-runs",
     "torch.dispatch-modes",
     "torch.dynamo-callback",
-    "torch.dynamo-graphs",
     "torch.exported-programs",
     "torch.files-of-operations",
     "torch.inductor",

@@ -145,6 +145,27 @@ def test_a_compiled_graph_is_one_call_that_knows_what_made_its_results(tmp_path:
     assert {"gradient of weight"} <= {row["operation"] for row in rows if row["module"] == "Decoder.blocks.0.up"}
 
 
+@pytest.mark.parametrize("where", ["plain", "converted", "in a region", "converted inside"])
+def test_each_record_has_the_compiled_code_whatever_was_before_it(tmp_path: Path, where: str) -> None:
+    compiled, x = torch.compile(torch.exp, backend="aot_eager"), torch.ones(2)
+    with hmp.record(tmp_path / "before convert"):
+        compiled(x)
+    compiled(x)
+    if where == "converted":
+        hmp.convert(preset="recommended")
+        compiled(x)
+    for name in ("one", "two"):
+        with hmp.autocast("cpu", enabled=where == "in a region"), hmp.record(tmp_path / name):
+            if where == "converted inside":
+                hmp.convert(preset="recommended")
+            compiled(x)
+            compiled(x)
+        compiled(x)
+    assert [row["operation"] for row in rows_of(tmp_path / "before convert")] == ["compiled"]
+    for name in ("one", "two"):
+        assert [row["operation"] for row in rows_of(tmp_path / name)] == ["compiled"] * 2, name
+
+
 def test_compiled_code_is_compiled_once_more_and_not_at_each_step(tmp_path: Path) -> None:
     hmp.convert()
     compiled = torch.compile(torch.exp, backend="aot_eager")

@@ -44,7 +44,7 @@ def test_an_empty_report_says_why() -> None:
     )
     assert converted.words == (
         "Nothing ran in lower precision: no call that a list or a rule decides was counted in this process since "
-        "hmp.convert()",
+        "hmp.convert(). Those of quantized modules, of onnxruntime and of TorchScript are not counted",
     )
     (within,) = report(within="modules").words
     assert "no module ran, and the lists lower only in one" in within

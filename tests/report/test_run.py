@@ -235,7 +235,7 @@ def test_the_report_is_written_where_the_command_was_given_whatever_the_script_d
     assert calls == {("linear", "bf16"): 1}
     line = split_lines(done.stderr)[1][0]
     assert line.startswith("habana-mp: calls: 1 in bf16; ")
-    assert " s in lower precision; `linear` in bf16 cost most, " in line
+    assert " s in lower precision; " in line
     assert line.endswith(f"; the report is in {tmp_path / 'out.json'}")
 
 
@@ -253,7 +253,7 @@ def test_the_first_lines_of_the_report_are_printed(tmp_path: Path) -> None:
         "import torch\nfor _ in range(3):\n    torch.ones(2, 2).mm(torch.ones(2, 2)).float().exp()\n"
     )
     first, *others = split_lines(python(*RUN, "--within", "everywhere", "script.py", cwd=tmp_path).stderr)[1]
-    assert first.startswith("habana-mp: calls: 3 in bf16, 3 in fp32; ")
+    assert first == "habana-mp: calls: 3 in bf16, 3 in fp32"
     assert others == ["habana-mp: In float32: exp 3 calls (listed in the preset recommended)"]
 
 

@@ -155,7 +155,7 @@ def test_ranks_make_one_report_without_a_process_group_and_one_that_computes_is_
     assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 2}
     assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 2
     line = split_lines(done.stderr)[1][0]
-    assert line.startswith("habana-mp: calls: 2 in bf16; ")
+    assert line.startswith("habana-mp: calls: 2 in bf16")
 
 
 ON_NODE = """
@@ -204,7 +204,7 @@ def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tm
     assert done.returncode == 0, done.stderr
     first, last, *_ = split_lines(done.stderr)[1]
     assert first == "habana-mp: warning: the report is without rank 1, which left none in time"
-    assert last.startswith("habana-mp: calls: 1 in bf16; ")
+    assert last.startswith("habana-mp: calls: 1 in bf16")
 
 
 def test_an_interrupt_of_the_whole_group_leaves_nothing_running(tmp_path: Path) -> None:

@@ -43,10 +43,17 @@ def full_name(function: types.FunctionType) -> str:
 
 
 class Exchanged:
-    """The replaced attributes with their former and their new values, the latest one last."""
+    """The replaced attributes with their former and their new values, the latest one last. In a `with` statement they
+    are put back at the end of the block."""
 
     def __init__(self) -> None:
         self._exchanged: list[tuple[Any, str, Any, Any]] = []
+
+    def __enter__(self) -> Exchanged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.put_back()
 
     def exchange(self, owner: Any, name: str, value: Any) -> None:
         """Sets this attribute on ``owner`` itself; inherited attributes stay unchanged."""

@@ -150,8 +150,3 @@ def _by_framework() -> str:
 def forget_warnings() -> None:
     """Resets the warnings, so that they appear again as in a new process."""
     _given.clear()
-
-
-def forget_places() -> None:
-    """Drops the places of regions that were found."""
-    disabled_for_no_device.clear()

@@ -10,22 +10,8 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.in_float32 import in_precision_of
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
 from habana_mp.patches.tools.region_dtypes import lists_apply, lists_suspended
-
-#: Functions that take a hook of gradients.
-TAKES_HOOKS: Table = {
-    "torch._tensor": ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook"),
-}
-
-#: Functions that store a module's hooks of its full backward: those of input gradients, and those of output gradients.
-KEEPS_HOOKS: Table = {"torch.utils.hooks": ("BackwardHook.__init__",)}
-
-#: Functions that run the backward of a function written in Python.
-RUNS_BACKWARD: Table = {"torch.autograd.function": ("BackwardCFunction.apply",)}
-
-#: Functions that take two hooks of saved tensors: one packs the tensors that autograd saves, the other unpacks them.
-TAKES_PACKING: Table = {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}
 
 
 def given_uncast_hook(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -52,7 +38,8 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def given_faithful_hooks(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that stores a module's hooks."""
+    """Replaces a function that stores a module's hooks of its full backward: those of input gradients, and those of
+    output gradients."""
     keeper, module, *hooks = arguments
     return original(keeper, module, *([*map(_faithful, each)] for each in hooks))
 
@@ -74,8 +61,8 @@ def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_faithful_packing(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that takes hooks of saved tensors. Hooks of torch itself are used as they are: they return
-    what they were given."""
+    """Replaces a function that takes two hooks of saved tensors: one packs the tensors that autograd saves, the other
+    unpacks them. Hooks of torch itself are used as they are: they return what they were given."""
     keeper, pack, unpack = arguments
     if str(getattr(pack, "__module__", None)).startswith("torch."):
         return original(keeper, pack, unpack)
@@ -106,9 +93,10 @@ _HOOKS = assumption_of_functions(
     "what a hook computes goes by the lists, and autograd refuses a result in another precision",
 )
 
+_TAKE_HOOKS = ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook")
 EXCHANGES = (
-    Exchange(given_uncast_hook, TAKES_HOOKS, assumption=_HOOKS, positional=2),
-    Exchange(given_faithful_hooks, KEEPS_HOOKS, assumption=_HOOKS, positional=2),
-    Exchange(given_faithful_packing, TAKES_PACKING, assumption=_HOOKS, positional=3),
-    Exchange(as_backward, RUNS_BACKWARD, assumption=_HOOKS),
+    Exchange(given_uncast_hook, {"torch._tensor": _TAKE_HOOKS}, _HOOKS, positional=2),
+    Exchange(given_faithful_hooks, {"torch.utils.hooks": ("BackwardHook.__init__",)}, _HOOKS, positional=2),
+    Exchange(given_faithful_packing, {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}, _HOOKS, positional=3),
+    Exchange(as_backward, {"torch.autograd.function": ("BackwardCFunction.apply",)}, _HOOKS),
 )

@@ -8,13 +8,10 @@ from typing import Any
 import torch
 
 from habana_mp.common.places import line_of_user
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
 from habana_mp.patches.tools.notes import no_notes
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.policy.precisions import PRECISIONS
-
-#: The function that begins a backward.
-BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
 
 _Listener = Callable[[torch.Tensor], None]
 
@@ -52,7 +49,7 @@ _BACKWARD = assumption_of_functions(
     "the report does not warn of a loss in lower precision or without a scale, and the guard does not check losses",
 )
 
-BACKWARD = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1)
+BACKWARD = Exchange(notify_loss, {"torch.autograd": ("backward",)}, _BACKWARD, positional=1)
 
 
 def listen(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:

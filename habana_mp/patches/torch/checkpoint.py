@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption
-from habana_mp.patches.tools.named_functions import Exchange, Table
+from habana_mp.patches.tools.named_functions import Exchange
 
 
 class AsWhenGiven:
@@ -71,13 +71,9 @@ _BLOCKS = Assumption(
 
 #: Since torch 2.15 `checkpoint` is also a decorator; there both forms call this function.
 _BOTH_FORMS = "_checkpoint_impl"
-
-RUNS_AGAIN: Table = {
-    "torch.utils.checkpoint": (_BOTH_FORMS if hasattr(torch.utils.checkpoint, _BOTH_FORMS) else "checkpoint",)
-}
-RUNS_REPLICAS: Table = {"torch.nn.parallel.parallel_apply": ("parallel_apply",)}
+_RUNS_AGAIN = _BOTH_FORMS if hasattr(torch.utils.checkpoint, _BOTH_FORMS) else "checkpoint"
 
 EXCHANGES = (
-    Exchange(running_as_given, RUNS_AGAIN, _BLOCKS, positional=1),
-    Exchange(replicas_as_given, RUNS_REPLICAS, _BLOCKS, positional=1),
+    Exchange(running_as_given, {"torch.utils.checkpoint": (_RUNS_AGAIN,)}, _BLOCKS, positional=1),
+    Exchange(replicas_as_given, {"torch.nn.parallel.parallel_apply": ("parallel_apply",)}, _BLOCKS, positional=1),
 )

@@ -13,25 +13,10 @@ from habana_mp.patches.tools.in_float32 import CASTABLE, in_float32, in_precisio
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions
 from habana_mp.patches.tools.region_dtypes import lists_apply
 
-#: Functions that the encoder layers call before they use a fused kernel instead of their operations. (The kernel takes
-#: float32 as it is given, and refuses mixed dtypes.)
-ASKS_FOR_FUSED: Table = {"torch.backends.mha": ("get_fastpath_enabled",)}
-
-#: Functions that take nested tensors, by a fused kernel only.
-TAKES_NESTED: Table = {
-    "torch.nn.modules.activation": ("MultiheadAttention.forward",),
-    "torch.nn.modules.transformer": ("TransformerEncoderLayer.forward",),
-}
-
-#: Functions that refuse an input whose dtype differs from that of the weights, unless torch.autocast is on.
-COMPARES_DTYPES: Table = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
-
-#: Functions that swap the contents of tensors. They refuse a tensor with a weak reference, such as a cached cast holds.
-EXCHANGES_TENSORS: Table = {"torch.utils": ("swap_tensors",)}
-
 
 def unfused(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that looks for fused kernels."""
+    """Replaces a function that the encoder layers call before they use a fused kernel instead of their operations. The
+    kernel takes float32 as it is given, and refuses mixed dtypes."""
     return not lists_apply() and original(*arguments, **keywords)
 
 
@@ -55,7 +40,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def compared_as_cast(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a module's method that compares the dtype of its input with that of its weights."""
+    """Replaces a module's method that refuses an input whose dtype differs from that of its weights."""
     module, tensor, *others = arguments
     dtype = module._flat_weights[0].dtype
     if tensor.dtype is not dtype and tensor.dtype in CASTABLE and lists_apply():
@@ -64,7 +49,7 @@ def compared_as_cast(original: Any, arguments: tuple[Any, ...], keywords: dict[s
 
 
 def not_held(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that refuses tensors with weak references."""
+    """Replaces a function that refuses tensors with weak references, such as a cached cast holds."""
     for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
         _core.forget_known(tensor)
@@ -78,6 +63,12 @@ FLOAT32_ONLY: Table = {
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
+TAKES_NESTED: Table = {
+    "torch.nn.modules.activation": ("MultiheadAttention.forward",),
+    "torch.nn.modules.transformer": ("TransformerEncoderLayer.forward",),
+}
+COMPARES_DTYPES: Table = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
+
 _CHECKS = assumption_of_functions(
     "torch.functions-that-check-dtypes",
     "torch has the functions by which modules check dtypes, find fused kernels or take float32, and `swap_tensors`",
@@ -86,8 +77,8 @@ _CHECKS = assumption_of_functions(
 
 EXCHANGES = (
     Exchange(in_float32, FLOAT32_ONLY, _CHECKS),
-    Exchange(not_held, EXCHANGES_TENSORS, _CHECKS),
-    Exchange(unfused, ASKS_FOR_FUSED, _CHECKS),
+    Exchange(not_held, {"torch.utils": ("swap_tensors",)}, _CHECKS),
+    Exchange(unfused, {"torch.backends.mha": ("get_fastpath_enabled",)}, _CHECKS),
     Exchange(fused_if_nested, TAKES_NESTED, _CHECKS, positional=1),
     Exchange(compared_as_cast, COMPARES_DTYPES, _CHECKS, positional=2, names=("_flat_weights",)),
 )

@@ -9,18 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code, leave_to_python
-from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.compiled_runs import line_of_node
-
-_GRAPHS = Assumption(
-    "torch.dynamo-graphs",
-    assumed="`OutputGraph._call_user_compiler` of `torch._dynamo.output_graph` returns the function that runs a graph",
-    check="it is there",
-    otherwise="a record has no calls of compiled code",
-)
-
 
 #: The variable by which compiled code reaches a module, at the begin of the module's path.
 _VARIABLE = re.compile(r"[LG]\['\w+'\]")
@@ -46,40 +36,31 @@ class Graph(NamedTuple):
 #: Makes a call of a graph: gets its operations, the function that runs it, and the arguments.
 Follow = Callable[[Graph, Callable[..., Any], tuple[Any, ...]], Any]
 
+#: The function that makes the calls of graphs, while there is one.
+_followed_by: list[Follow] = []
 
-class FollowedGraphs(WhenImported):
-    """Lets a function make the calls of all graphs that are compiled meanwhile."""
 
-    name = "torch._dynamo.output_graph"
+def follow(function: Follow | None, *, anew: bool = False) -> None:
+    """Lets a function make the calls of all graphs that are compiled from now on, and of those that were compiled for
+    an earlier one. None: graphs run as they are. ``anew``: other graphs are compiled again."""
+    _followed_by[:] = filter(None, [function])
+    if anew:
+        forget_compiled_code()
 
-    def __init__(self, follow: Follow) -> None:
-        super().__init__()
-        self._follow = follow
-        self._is_on = self._was_on = False
 
-    def do(self, module: Any) -> None:
-        if not holds(_GRAPHS, lambda: callable(module.OutputGraph._call_user_compiler)):
-            return
-        compile_graph, run = module.OutputGraph._call_user_compiler, self._run
+def followed(graph: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function that runs a graph. While there is a function of :func:`follow`, that one makes its calls."""
+    if not _followed_by:
+        return run
+    read = _read(graph)
 
-        def call_user_compiler(self: Any, graph: Any, *given: Any) -> Any:
-            compiled = compile_graph(self, graph, *given)
-            running = functools.wraps(compiled)(functools.partial(run, _read(graph), compiled))
-            leave_to_python(running)
-            return running
+    @functools.wraps(run)
+    def running(*args: Any) -> Any:
+        function = next(iter(_followed_by), None)  # another thread may end it meanwhile
+        return run(*args) if function is None else function(read, run, args)
 
-        # traced_calls.py exchanges the method that calls this one.
-        self.exchanged.exchange(module.OutputGraph, "_call_user_compiler", call_user_compiler)
-        self._is_on = True
-        if not self._was_on:  # graphs that were compiled for it before are followed again
-            forget_compiled_code()
-        self._was_on = True
-
-    def _run(self, graph: Graph, run: Callable[..., Any], *args: Any) -> Any:
-        return self._follow(graph, run, args) if self._is_on else run(*args)
-
-    def undo(self, module: Any) -> None:
-        self._is_on = False
+    leave_to_python(running)
+    return running
 
 
 def _read(graph: Any) -> Graph:

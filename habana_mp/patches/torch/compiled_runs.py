@@ -40,21 +40,18 @@ Lines = set[tuple[str, int]]
 def noting_compiled_calls() -> Iterator[list[Any]]:
     """A block that yields a list, which is not empty in the end if compiled functions were called."""
     calls: list[Any] = []
-    exchanged = Exchanged()
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and holds(_RUNS, lambda: callable(dynamo._callback_from_stance), "calls"):
-        former = dynamo._callback_from_stance
+    with Exchanged() as exchanged:
+        if dynamo is not None and holds(_RUNS, lambda: callable(dynamo._callback_from_stance), "calls"):
+            former = dynamo._callback_from_stance
 
-        def noting(callback: Any) -> Any:
-            if callable(callback):
-                calls.append(callback)
-            return former(callback)
+            def noting(callback: Any) -> Any:
+                if callable(callback):
+                    calls.append(callback)
+                return former(callback)
 
-        exchanged.exchange(dynamo, "_callback_from_stance", noting)
-    try:
+            exchanged.exchange(dynamo, "_callback_from_stance", noting)
         yield calls
-    finally:
-        exchanged.put_back()
 
 
 def can_compile() -> bool:

@@ -19,7 +19,6 @@ from habana_mp.patches.tools.pytree import tree_map
 @contextmanager
 def scalers_end_steps(is_looking: Callable[[], bool], ends: type[BaseException]) -> Iterator[None]:
     """A block in which a scaler's first method after the backward raises this exception, before it does anything."""
-    exchanged = Exchanged()
 
     def ending(former: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -29,19 +28,16 @@ def scalers_end_steps(is_looking: Callable[[], bool], ends: type[BaseException])
 
         return method
 
-    try:
+    with Exchanged() as exchanged:
         for name in ("unscale_", "step"):  # they change the state, or gradients
             exchanged.exchange(torch.amp.GradScaler, name, ending(vars(torch.amp.GradScaler)[name]))
         yield
-    finally:
-        exchanged.put_back()
 
 
 @contextmanager
 def ddp_only_calls_its_module(is_looking: Callable[[], bool]) -> Iterator[None]:
     """A block in which the forward moves its inputs to the module's device and calls the module. It exchanges no buffer
     and prepares no sum of gradients, whatever `no_sync()` and the flags of the model say."""
-    exchanged = Exchanged()
     former: Callable[..., Any] = DistributedDataParallel.forward
 
     def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
@@ -52,11 +48,9 @@ def ddp_only_calls_its_module(is_looking: Callable[[], bool]) -> Iterator[None]:
             inputs, keywords = tree_map(lambda one: _moved(one, device), (inputs, keywords), is_leaf=is_packed_sequence)
         return self.module(*inputs, **keywords)
 
-    try:
+    with Exchanged() as exchanged:
         exchanged.exchange(DistributedDataParallel, "forward", forward)
         yield
-    finally:
-        exchanged.put_back()
 
 
 def _moved(value: Any, device: Any) -> Any:

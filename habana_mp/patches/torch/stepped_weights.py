@@ -13,32 +13,30 @@ from habana_mp.patches.tools.notes import no_notes
 from habana_mp.policy.precisions import PRECISIONS
 
 #: The words about what the steps of an optimizer update in lower precision, by the name of its class.
-_found: dict[str, str] = {}
+found: dict[str, str] = {}
+#: The number of steps that optimizers of each class took.
+steps: Counter[str] = Counter()
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 #: Copies of optimizers. Their steps belong to an audit.
 copies: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-class _Steps:
-    taken = 0
-
-
 def look_at(optimizer: torch.optim.Optimizer) -> None:
     """Looks at the weights of an optimizer, after its first step. Counts its steps."""
     if optimizer in copies or no_notes.entrances:
         return
-    _Steps.taken += 1
+    steps[type(optimizer).__name__] += 1
     if optimizer in _seen:
         return
     _seen.add(optimizer)
     # An optimizer whose constructor passed torch's over may have neither.
     groups, states = getattr(optimizer, "param_groups", ()), getattr(optimizer, "state", {})
     weights = [one for group in groups for one in group["params"] if one.requires_grad]
-    counts = Counter(found for weight in weights for found in _in_lower(weight, states.get(weight)))
+    counts = Counter(one for weight in weights for one in _in_lower(weight, states.get(weight)))
     if counts:
         parts = [f"{count} of {len(weights)} {what} in {precision}" for (what, precision), count in counts.items()]
-        _found[type(optimizer).__name__] = ", ".join(parts)
+        found[type(optimizer).__name__] = ", ".join(parts)
 
 
 def _in_lower(weight: torch.Tensor, state: Any) -> Iterator[tuple[str, str]]:
@@ -50,18 +48,8 @@ def _in_lower(weight: torch.Tensor, state: Any) -> Iterator[tuple[str, str]]:
             yield what, PRECISIONS[dtype]
 
 
-def found() -> dict[str, str]:
-    """Returns the words about each class of optimizers."""
-    return dict(_found)
-
-
-def steps() -> int:
-    """Returns the number of steps that optimizers took."""
-    return _Steps.taken
-
-
 def forget() -> None:
     """Lets each optimizer be looked at again."""
-    _Steps.taken = 0
-    _found.clear()
+    steps.clear()
+    found.clear()
     _seen.clear()

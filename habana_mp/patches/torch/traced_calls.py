@@ -12,12 +12,13 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from habana_mp import _core
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_functions
+from habana_mp.patches.torch.compiled_graphs import followed
 
 _CALLS = assumption_of_functions(
     "torch.traced-calls",
     "a compiler works in `compile_context`; Dynamo runs each operation of a graph by `get_fake_value`, with its node "
     "and the translator of the code, and compiles the graph by `call_user_compiler`; torch.export has these functions",
-    "the report also counts what a compiler calls, and has no places of compiled code",
+    "the report also counts what a compiler calls, and has no places of compiled code; a record has no calls of it",
 )
 
 
@@ -71,16 +72,16 @@ def compiled(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     _core.count_traced(vars(arguments[0]).get("_habana_mp_number", 0))
     made = original(*arguments, **keywords)
     graph = getattr(made, "__self__", None)
-    if not isinstance(graph, torch.fx.GraphModule):
-        return made
-    _LazyGraphModule.force_recompile(graph)  # otherwise its first run is the call of a module
-    return lambda *args: without_count(graph.forward, args, {})
+    if isinstance(graph, torch.fx.GraphModule):
+        _LazyGraphModule.force_recompile(graph)  # otherwise its first run is the call of a module
+        return followed(arguments[1], lambda *args: without_count(graph.forward, args, {}))
+    return followed(arguments[1], made)
 
 
 OF_COMPILERS = (
     Exchange(compiling, {"torch._guards": ("compile_context",)}, _CALLS),
     Exchange(collected, {"torch._dynamo.utils": ("get_fake_value",)}, _CALLS, positional=2),
-    Exchange(compiled, {"torch._dynamo.output_graph": ("OutputGraph.call_user_compiler",)}, _CALLS, positional=1),
+    Exchange(compiled, {"torch._dynamo.output_graph": ("OutputGraph.call_user_compiler",)}, _CALLS, positional=2),
     Exchange(counted_once, {"torch.export._trace": ("_non_strict_export",)}, _CALLS),
     Exchange(without_count, {"torch.export._trace": ("_strict_export",)}, _CALLS),
 )

@@ -38,13 +38,6 @@ STATE: Table = {
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
 }
 
-#: Methods that create state if they are enabled, and else only call their argument.
-SCALED_STEPS: Table = {"torch.amp.grad_scaler": ("GradScaler.step",)}
-
-
-#: A method that scales a loss.
-SCALED_LOSSES: Table = {"torch.amp.grad_scaler": ("GradScaler.scale",)}
-
 
 def without_casts_of_loss(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces the method of a gradient scaler that scales a loss."""
@@ -54,7 +47,7 @@ def without_casts_of_loss(original: Any, arguments: tuple[Any, ...], keywords: d
 
 
 def without_casts_where_enabled(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a gradient scaler's method. A disabled one may get a closure, which runs a model's forward."""
+    """Replaces a gradient scaler's step. A disabled one may get a closure, which runs a model's forward."""
     if arguments[0].is_enabled():
         return without_casts(original, arguments, keywords)
     return original(*arguments, **keywords)
@@ -68,6 +61,6 @@ _STATE = assumption_of_functions(
 
 EXCHANGES = (
     Exchange(without_casts, STATE, _STATE),
-    Exchange(without_casts_of_loss, SCALED_LOSSES, _STATE, positional=2),
-    Exchange(without_casts_where_enabled, SCALED_STEPS, _STATE, positional=1),
+    Exchange(without_casts_of_loss, {"torch.amp.grad_scaler": ("GradScaler.scale",)}, _STATE, positional=2),
+    Exchange(without_casts_where_enabled, {"torch.amp.grad_scaler": ("GradScaler.step",)}, _STATE, positional=1),
 )

@@ -56,17 +56,3 @@ function totals({ calls, casts, bytes, hits, seconds, cast_seconds: castSeconds 
     ["time of casts", castSeconds === null ? null : duration(castSeconds)],
   ];
 }
-
-/** The page is light or dark like the system, until the button is pressed. */
-function showTheme() {
-  const root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const name = () => (byId("theme").textContent = isDark() ? "Light" : "Dark");
-  byId("theme").addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    name();
-  });
-  system.addEventListener("change", name);
-  name();
-}

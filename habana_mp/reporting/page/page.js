@@ -32,7 +32,6 @@ function change(part) {
 }
 
 showHead();
-showTheme();
 showTree();
 showFindings();
 showFilters();

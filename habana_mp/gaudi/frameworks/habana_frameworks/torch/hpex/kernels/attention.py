@@ -11,8 +11,6 @@ from torch import Tensor
 
 from habana_mp import hmp
 
-__all__ = ["FusedSDPA"]
-
 
 class FusedSDPA:
     """``FusedSDPA.apply(...)``: :func:`torch.nn.functional.scaled_dot_product_attention`.

@@ -12,14 +12,6 @@ from torch import Tensor
 
 from habana_mp import hmp
 
-__all__ = [
-    "RotaryPosEmbeddingHelperV1",
-    "RotaryPosEmbeddingHelperV2",
-    "RotaryPosEmbeddingHelperV3",
-    "RotaryPosEmbeddingMode",
-    "apply_rotary_pos_emb",
-]
-
 
 class RotaryPosEmbeddingMode(enum.Enum):
     """Tells which values of the last dimension form a pair."""
