@@ -158,12 +158,8 @@ bool is_argument(PyObject* result, const Arguments& arguments) {
   return std::find(arguments.values, end, result) != end;
 }
 
-// The last result in this thread that was computed from widened values, and its memory. They are compared only.
-struct Widened {
-  PyObject* result;
-  const void* memory;
-};
-thread_local Widened last_widened{};
+// The memory of the last result in this thread that was computed from widened values. It is compared only.
+thread_local const void* last_widened = nullptr;
 
 }  // namespace
 
@@ -178,8 +174,7 @@ void note_update_of_weight(const Arguments& arguments) {
 }
 
 void note_data_of_weight(PyObject* weight, PyObject* value) noexcept {
-  const bool is_widened = value == last_widened.result && memory_of(value) == last_widened.memory;
-  if (host::is_parameter(weight) && (is_widened || was_lowered(value))) ++lower_updates;
+  if (host::is_parameter(weight) && (memory_of(value) == last_widened || was_lowered(value))) ++lower_updates;
 }
 
 std::uint64_t lower_updates = 0;
@@ -188,8 +183,7 @@ bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Cast
   if (context.casts == 0) return true;
   if (!is_lower(plan.to)) {
     if (facts.rule.action == Action::in_place) note_update_of_weight(facts.arguments);
-    if (facts.rule.action == Action::widest && host::is_plain_tensor(result))
-      last_widened = {result, memory_of(result)};
+    if (facts.rule.action == Action::widest && host::is_plain_tensor(result)) last_widened = memory_of(result);
     return true;
   }
   if (result == Py_None || is_argument(result, facts.arguments)) return true;
