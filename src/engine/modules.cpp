@@ -154,14 +154,12 @@ bool is_followed = false;
 
 // Calls a module while these lists apply.
 PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  enter_lists(&call_tap, lists);
+  CastState wanted = current_state();
+  wanted.region = lists;
+  enter_state(&call_tap, wanted);
   PyObject* result = call_tap.call(values, flagged_count, keywords);
-  if (result != nullptr) {
-    leave_region(&call_tap);
-  } else {
-    const HeldError held;
-    leave_region(&call_tap);
-  }
+  const HeldError held;
+  leave_region(&call_tap);
   return result;
 }
 

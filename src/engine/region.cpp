@@ -124,17 +124,6 @@ std::uint64_t mark_of(const RuleSet* set, bool lists_suspended, bool until_track
   return mark_of(set);
 }
 
-// Sets the part of a state that the region dtype shows.
-inline void exchange_lists(ThreadState& state, const CastState& before, const CastState& wanted) noexcept {
-  if (wanted.region == before.region && wanted.lists_suspended == before.lists_suspended &&
-      wanted.suspended_until_tracking == before.suspended_until_tracking)
-    return;
-  write_region_dtype(mark_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
-  state.region = wanted.region;
-  state.lists_suspended = wanted.lists_suspended;
-  state.suspended_until_tracking = wanted.suspended_until_tracking;
-}
-
 // Returns the number of a free region dtype. If none is left returns 0, for a region with a Python exception set: rules
 // in modules leave some for regions, and do without.
 std::uint16_t free_number(bool for_region) {
@@ -235,7 +224,14 @@ CastState current_state() noexcept {
 CastState exchange_state(const CastState& wanted) noexcept {
   ThreadState& state = thread_state;
   const CastState before = current_state();
-  exchange_lists(state, before, wanted);
+  const bool shows_the_same = wanted.region == before.region && wanted.lists_suspended == before.lists_suspended &&
+                              wanted.suspended_until_tracking == before.suspended_until_tracking;
+  if (!shows_the_same) {
+    write_region_dtype(mark_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
+  }
+  state.region = wanted.region;
+  state.lists_suspended = wanted.lists_suspended;
+  state.suspended_until_tracking = wanted.suspended_until_tracking;
   if (wanted.disabled != before.disabled) set_flag(wanted.disabled);
   state.disabled_by_region = wanted.by_region;
   return before;
@@ -276,15 +272,6 @@ void enter_state(const void* owner, const CastState& state) {
   prepare_region();
   entrances().push_back({owner, {}, installation_number()});
   entrances().back().before = exchange_state(state);
-}
-
-void enter_lists(const void* owner, const RuleSet* set) {
-  prepare_region();
-  const CastState before = current_state();
-  CastState wanted = before;
-  wanted.region = set;
-  entrances().push_back({owner, before, installation_number()});
-  exchange_lists(thread_state, before, wanted);
 }
 
 bool has_begun_region(const void* owner) noexcept {

@@ -101,9 +101,6 @@ void enter_region(const void* owner, const RuleSet* set, PyObject* inside = null
 // disables them.
 PyObject* function_without_casts() noexcept;
 void enter_state(const void* owner, const CastState& state);
-// Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
-// (modules.hpp).
-void enter_lists(const void* owner, const RuleSet* set);
 // Ends the region of this owner. False if the owner has begun no region.
 bool leave_region(const void* owner) noexcept;
 bool has_begun_region(const void* owner) noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <random>
 #include <utility>
 
 #include "engine/facts.hpp"
@@ -110,12 +111,10 @@ void convert_timed(const void* source, Kind from, void* target, Kind to, std::in
 
 constexpr int not_checked = -1;  // beside the numbers of Finite
 
-constexpr std::uint64_t first_random = 0x9E3779B97F4A7C15U;
-
 struct Guard {
   Owned found;
   double share = 0;
-  std::uint64_t random = first_random;
+  std::minstd_rand random;
   std::unordered_map<std::string, float> largest;
 };
 NeverDestroyed<Guard> guard;
@@ -126,16 +125,8 @@ bool checks_all() noexcept { return guard->share >= 1; }
 
 // At random distances, since a program repeats the same calls.
 void choose_next() noexcept {
-  if (checks_all()) {
-    calls_left = 1;
-    return;
-  }
-  std::uint64_t& random = guard->random;
-  random ^= random << 13U;
-  random ^= random >> 7U;
-  random ^= random << 17U;
-  const double part = static_cast<double>(random >> 11U) / static_cast<double>(std::uint64_t{1} << 53U);
-  calls_left = 1 + static_cast<std::int64_t>(part * (2 / guard->share - 1));
+  std::uniform_real_distribution<double> distance(1, 2 / guard->share);
+  calls_left = static_cast<std::int64_t>(distance(guard->random));
 }
 
 Finite worst_of(PyObject* const* values, Py_ssize_t count) {
@@ -308,7 +299,7 @@ void watch_calls(bool watched) noexcept {
 void guard_calls(PyObject* found, double share) noexcept {
   const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
   guard->share = share;
-  guard->random = first_random;  // the same calls are checked in each run of a program
+  guard->random.seed();  // the same calls are checked in each run of a program
   calls_left = never;
   if (found != nullptr) choose_next();
   choose_answers();

@@ -93,7 +93,7 @@ void forget_module_names() noexcept;
 const ModulePath* path_of_module(const std::string& name);
 
 // Returns the paths in order of first call.
-std::vector<const ModulePath*> all_paths();
+std::vector<std::shared_ptr<ModulePath>> all_paths();
 const ModulePath* path_numbered(std::uint64_t number) noexcept;
 // Resets the counts, and drops the paths of modules that no longer exist.
 void forget_module_calls();
