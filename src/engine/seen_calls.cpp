@@ -111,7 +111,7 @@ void convert_timed(const void* source, Kind from, void* target, Kind to, std::in
 
 constexpr int not_checked = -1;  // beside the numbers of Finite
 
-struct Guard {
+struct Guard {  // NOLINT(bugprone-random-generator-seed): the same calls are checked in each run of a program
   Owned found;
   double share = 0;
   std::minstd_rand random;
@@ -299,7 +299,7 @@ void watch_calls(bool watched) noexcept {
 void guard_calls(PyObject* found, double share) noexcept {
   const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
   guard->share = share;
-  guard->random.seed();  // the same calls are checked in each run of a program
+  guard->random.seed();
   calls_left = never;
   if (found != nullptr) choose_next();
   choose_answers();
