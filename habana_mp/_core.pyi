@@ -454,8 +454,8 @@ def put_rules_in_modules(
     """Makes the rules depend on the running module, or no longer for None. ``resolver`` is called when a module is
     first called within certain others, with the objects of the module and of those around it, from the innermost
     outwards, and the number of the lists. It returns the number of a rule set, or 0. ``judge`` is called when the first
-    call of an outermost module returns, with the same and the weights that were used: the operation, the Parameter,
-    the modules that ran, and the number of the rule set."""
+    call of an outermost module returns, with the same and the weights that were used, if it was not traced: the
+    operation, the Parameter, the modules that ran, and the number of the rule set."""
 
 class TracedCall:
     """A call of a module that a compiler traces. The module counts as running until ``leave``."""

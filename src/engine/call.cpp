@@ -157,40 +157,32 @@ Decision decision_to_report(Decision decision) {
   }
 }
 
-// Counts a call, also one that failed, and returns `result`.
-static PyObject* counted_as_protected(Target& target, const Arguments& arguments, PyObject* result) {
-  Owned counted(result);
-  const HeldError held;
-  count_unlogged(target, protected_call(arguments));
-  return counted.release();
-}
-
 // Answers a call in a region of torch.autocast(enabled=False).
 [[gnu::noinline]] PyObject* answer_protected(Target& target, const Arguments& arguments) {
   const Rule& rule = *target.unlisted;
-  if (rule.action == Action::none) return counted_as_protected(target, arguments, call_original(target, arguments));
   Reading reading(arguments.count());
   const Facts facts{{target, rule, arguments, reading}};
-  if (!rules::may_repeat(rule, facts)) {
-    return counted_as_protected(target, arguments, call_original(target, arguments));
-  }
-  if (rule.is_product) {
+  const bool may_repeat = rule.action != Action::none && rules::may_repeat(rule, facts);
+  if (may_repeat && rule.is_product) {
     read(rule, arguments, reading);
     const Plan plan = rules::decide_protected(rule, reading, facts);
     if (plan.way == Way::with_casts) return call_with_casts(facts, plan);
     if (plan.way != Way::as_written) return call_otherwise(facts, plan);
   }
-  PyObject* result = call_original(target, arguments);
-  if (result != nullptr) return counted_as_protected(target, arguments, result);
-  bool holds_lower = false;
-  {
-    const HeldError held;
-    if (!rule.is_product) read(rule, arguments, reading);
-    holds_lower = rules::draft_protected(rule, reading, facts).to == Kind::f32;
+  Owned result(call_original(target, arguments));
+  if (!result && may_repeat) {
+    bool holds_lower = false;
+    {
+      const HeldError held;
+      if (!rule.is_product) read(rule, arguments, reading);
+      holds_lower = rules::draft_protected(rule, reading, facts).to == Kind::f32;
+    }
+    result = try_plain_again(holds_lower, facts);
+    if (result) return result.release();
   }
-  Owned last = try_plain_again(holds_lower, facts);
-  if (!last) return counted_as_protected(target, arguments, nullptr);
-  return last.release();
+  const HeldError held;
+  count_unlogged(target, protected_call(arguments));
+  return result.release();
 }
 
 // ---- choice of the rule ---------------------------------------------------------------------------------------------

@@ -151,19 +151,8 @@ bool may_be_lowered_in_graph(PyObject* tensor) {
 
 namespace {
 
-// True if the call returned one of its arguments, as in-place operations do. Such a tensor is the user's, or is
-// remembered already.
-bool is_argument(PyObject* result, const Arguments& arguments) {
-  PyObject* const* const end = arguments.values + arguments.count();
-  return std::find(arguments.values, end, result) != end;
-}
-
-// The last result in this thread that was computed from widened values, and its memory. They are compared only.
-struct Widened {
-  PyObject* result;
-  const void* memory;
-};
-thread_local Widened last_widened{};
+// The memory of the last result in this thread that was computed from widened values. It is compared only.
+thread_local const void* last_widened = nullptr;
 
 }  // namespace
 
@@ -178,8 +167,7 @@ void note_update_of_weight(const Arguments& arguments) {
 }
 
 void note_data_of_weight(PyObject* weight, PyObject* value) noexcept {
-  const bool is_widened = value == last_widened.result && memory_of(value) == last_widened.memory;
-  if (host::is_parameter(weight) && (is_widened || was_lowered(value))) ++lower_updates;
+  if (host::is_parameter(weight) && (memory_of(value) == last_widened || was_lowered(value))) ++lower_updates;
 }
 
 std::uint64_t lower_updates = 0;
@@ -188,11 +176,12 @@ bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Cast
   if (context.casts == 0) return true;
   if (!is_lower(plan.to)) {
     if (facts.rule.action == Action::in_place) note_update_of_weight(facts.arguments);
-    if (facts.rule.action == Action::widest && host::is_plain_tensor(result))
-      last_widened = {result, memory_of(result)};
+    if (facts.rule.action == Action::widest && host::is_plain_tensor(result)) last_widened = memory_of(result);
     return true;
   }
-  if (result == Py_None || is_argument(result, facts.arguments)) return true;
+  // In-place operations return an argument: a tensor of the user's, or one that is remembered already.
+  PyObject* const* const end = facts.arguments.values + facts.arguments.count();
+  if (result == Py_None || std::find(facts.arguments.values, end, result) != end) return true;
   const auto is_lowered = [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); };
   const bool sums_lowered = plan.computed_in != plan.to && is_any_tensor(facts.arguments, is_lowered);
   if (!rules::must_cast(plan.to, facts.reading) && !sums_lowered) return true;

@@ -97,7 +97,6 @@ namespace {
 
 NeverDestroyed<Owned> known_resolver;
 NeverDestroyed<Owned> known_judge;
-std::uint64_t generation = 0;  // rules that were found in another one are forgotten
 
 // Asks Python. Returns null for the lists as they are; null with a Python exception set on failure.
 const RuleSet* resolve(const watch::RunningModule* module, std::int64_t lists) {
@@ -122,36 +121,24 @@ std::optional<const RuleSet*> rules_in_module(PyObject* module) {
   if (call == nullptr || !call->module) return around;
   const bool is_outside = around == nullptr && lists_wait_for_a_module();
   const std::int64_t lists = is_outside ? -1 : around == nullptr || is_of_modules(around) ? 0 : around->number;
-  const auto known = [&]() -> watch::FoundRules* {
-    for (watch::FoundRules& one : call->module->rules) {
-      if (one.lists == lists) return &one;
-    }
-    return nullptr;
-  };
-  const watch::FoundRules* const before = known();
-  if (before != nullptr && before->generation == generation) [[likely]] {
-    if (!before->is_judged) call->unjudged = lists;
-    return before->rules == nullptr ? around : before->rules;
+  watch::RunningModule& running = *call->module;
+  auto found = std::ranges::find(running.rules, lists, &watch::FoundRules::lists);
+  if (found == running.rules.end()) [[unlikely]] {
+    const watch::FoundRules resolved{lists, resolve(&running, lists), running.around != nullptr};
+    if (PyErr_Occurred() != nullptr) return std::nullopt;
+    found = running.rules.insert(running.rules.end(), resolved);
   }
-  const bool is_inside = call->module->around != nullptr;
-  const watch::FoundRules found{lists, generation, resolve(call->module.get(), lists), is_inside};
-  if (PyErr_Occurred() != nullptr) return std::nullopt;
-  // Another thread may have found some meanwhile, or converted: then the next call asks again.
-  if (watch::FoundRules* const now = known()) {
-    *now = found;
-  } else {
-    call->module->rules.push_back(found);
-  }
-  if (!is_inside) call->unjudged = lists;
-  return found.rules == nullptr ? around : found.rules;
+  if (!found->is_judged) call->unjudged = lists;
+  return found->rules == nullptr ? around : found->rules;
 }
 
-bool judge_rules(watch::ModuleCall& call, PyObject* uses) {
+bool judge_rules(watch::ModuleCall& call) {
   if (!call.unjudged || !*known_judge) return true;
   for (watch::FoundRules& one : call.module->rules) one.is_judged |= one.lists == *call.unjudged;
   const Owned judge = Owned::borrowed(known_judge->get());
   const Owned objects = watch::objects_of(call.module.get());
   const Owned lists(PyLong_FromLongLong(*call.unjudged));
+  PyObject* const uses = call.uses ? call.uses.get() : Py_None;
   if (!objects || !lists) return false;
   return static_cast<bool>(Owned(PyObject_CallFunctionObjArgs(judge.get(), objects.get(), lists.get(), uses, nullptr)));
 }
@@ -167,14 +154,12 @@ bool is_followed = false;
 
 // Calls a module while these lists apply.
 PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  enter_lists(&call_tap, lists);
+  CastState wanted = current_state();
+  wanted.region = lists;
+  enter_state(&call_tap, wanted);
   PyObject* result = call_tap.call(values, flagged_count, keywords);
-  if (result != nullptr) {
-    leave_region(&call_tap);
-  } else {
-    const HeldError held;
-    leave_region(&call_tap);
-  }
+  const HeldError held;
+  leave_region(&call_tap);
   return result;
 }
 
@@ -194,9 +179,11 @@ PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyOb
   watch::ModuleCall* const innermost = watch::innermost_module_call();
   if (innermost == nullptr || !innermost->unjudged) [[likely]]
     return call();
-  const NoticedWeights noticed;
-  Owned result(noticed.uses ? call() : nullptr);
-  return result && judge_rules(*innermost, noticed.uses.get()) ? result.release() : nullptr;
+  innermost->uses = Owned(PyList_New(0));
+  notice_weights(true);
+  Owned result(call());
+  notice_weights(false);
+  return result && judge_rules(*innermost) ? result.release() : nullptr;
 }
 
 PyObject* call_in_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -275,7 +262,6 @@ void follow_modules(bool follows) noexcept {
 
 void put_rules_in_modules(PyObject* resolver, PyObject* judge) noexcept {
   if (resolver != nullptr) free_marks_in_modules();
-  ++generation;
   const Owned former = std::exchange(*known_resolver, Owned::borrowed_or_null(resolver));
   const Owned former_judge = std::exchange(*known_judge, Owned::borrowed_or_null(judge));
   call_tap.exchange_stub(wanted_stub());

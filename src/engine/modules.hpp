@@ -78,8 +78,9 @@ void follow_modules(bool follows) noexcept;
 // Makes the rules depend on the running module, or for null no longer. `resolver` is called with the objects of the
 // running module and of the modules around it, from the innermost outwards, and the number of the region whose lists
 // the rules change (0: convert's lists, -1: convert's lists where `within` does not apply them). It returns the number
-// of a rule set, or 0 if the lists stay as they are. Rules found by an earlier function are forgotten. `judge` is
-// called when the first call of an outermost module returns, with the same and NoticedWeights::uses. It may raise.
+// of a rule set, or 0 if the lists stay as they are. What an earlier function found holds until
+// `watch::forget_module_names`. `judge` is called when the first call of an outermost module returns, with the same and
+// the uses of weights in that call (notice_weights), or None. It may raise.
 void put_rules_in_modules(PyObject* resolver, PyObject* judge) noexcept;
 
 // Makes what leaves a model float32, or no longer.
@@ -101,6 +102,6 @@ bool begins_to_apply_lists(PyObject* module) noexcept;
 std::optional<const RuleSet*> rules_in_module(PyObject* module);
 // Calls `judge` for this call, which returns now, if its rules are unjudged. False with a Python exception set if it
 // raised.
-bool judge_rules(watch::ModuleCall& call, PyObject* uses);
+bool judge_rules(watch::ModuleCall& call);
 
 }  // namespace habana_mp::engine

@@ -13,7 +13,6 @@
 #include "host/thread_flag.hpp"
 #include "log/log.hpp"
 #include "owned.hpp"
-#include "watch/modules.hpp"
 
 namespace habana_mp::engine {
 
@@ -93,15 +92,6 @@ void write_region_dtype(std::uint64_t to) noexcept {
   setting_region_device = false;
 }
 
-std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
-
-// The number of the next set that has no mark of its own; those with one have smaller numbers.
-std::uint32_t next_number = 1024;
-
-const RuleSet* shown(const RuleSet* set) noexcept {
-  return set != nullptr && set->shown_as != nullptr ? set->shown_as : set;
-}
-
 // True if the two decide the same, perhaps by other lines.
 bool decide_alike(const Rule* one, const Rule* other) {
   if (one == other) return true;
@@ -117,18 +107,6 @@ bool decide_alike(const RuleSet& one, const RuleSet& other) {
          std::ranges::equal(one.rules, other.rules, [](const Rule* a, const Rule* b) { return decide_alike(a, b); });
 }
 
-// Returns the set that a mark stands for: among those that decide the same, that of the nearest running module.
-const RuleSet* of_running_module(const RuleSet* marked) noexcept {
-  const watch::ModuleCall* call = marked == nullptr ? nullptr : watch::innermost_module_call();
-  for (; call != nullptr; call = call->outer()) {
-    if (!call->module) continue;
-    for (const watch::FoundRules& one : call->module->rules) {
-      if (shown(one.rules) == marked) return one.rules;
-    }
-  }
-  return marked;
-}
-
 // Returns the number of the region dtype that shows this set. A set without one is shown as no region; torch.compile
 // then compiles nothing (habana_mp/patches/torch/rules_in_modules.py).
 std::uint64_t mark_of(const RuleSet* set) noexcept { return set == nullptr ? 0 : set->mark; }
@@ -140,64 +118,64 @@ std::uint64_t mark_of(const RuleSet* set, bool lists_suspended, bool until_track
   const std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
   for (std::size_t number = 0; number < all.size(); ++number) {
     const MeaningOfDtype& meaning = all[number];
-    if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == shown(set)) return number;
+    if (meaning.lists_suspended && meaning.until_tracking == until_tracking && mark_of(meaning.set) == mark_of(set))
+      return number;
   }
   return mark_of(set);
 }
 
-// Sets the part of a state that the region dtype shows.
-inline void exchange_lists(ThreadState& state, const CastState& before, const CastState& wanted) noexcept {
-  if (wanted.region == before.region && wanted.lists_suspended == before.lists_suspended &&
-      wanted.suspended_until_tracking == before.suspended_until_tracking)
-    return;
-  write_region_dtype(mark_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
-  state.region = wanted.region;
-  state.lists_suspended = wanted.lists_suspended;
-  state.suspended_until_tracking = wanted.suspended_until_tracking;
+// Returns the number of a free region dtype. If none is left returns 0, for a region with a Python exception set: rules
+// in modules leave some for regions, and do without.
+std::uint16_t free_number(bool for_region) {
+  constexpr std::size_t left_for_regions = 4;
+  std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
+  const auto free = std::find_if(all.begin() + 1, all.end(),
+                                 [](const MeaningOfDtype& one) { return one.set == nullptr && !one.lists_suspended; });
+  if (free != all.end()) return static_cast<std::uint16_t>(free - all.begin());
+  const std::size_t wanted = all.size() + (for_region ? 0 : left_for_regions);
+  if (region_device.dtypes == nullptr || wanted < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes))) {
+    all.emplace_back();
+    return static_cast<std::uint16_t>(all.size() - 1);
+  }
+  if (for_region) {
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "habana_mp: a process can have %zu different regions of `hmp.autocast`, and has them. Those with the same "
+        "lists, precision and device type count once. Use fewer lists, or `hmp.convert`, which can be called with any "
+        "number of them. (Code that torch.compile or "
+        "`hmp.op_wrap` runs with the lists silent is one more in each region that it is called in.)",
+        all.size() - 1);
+  }
+  return 0;
 }
 
-// True if a number is left. Otherwise a Python exception is set.
-bool may_tell_more() {
-  if (region_device.dtypes == nullptr ||
-      meanings_of_dtypes().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes)))
-    return true;
-  PyErr_Format(
-      PyExc_RuntimeError,
-      "habana_mp: a process can have %zu different regions of `hmp.autocast`, and has them. Those with the same "
-      "lists, precision and device type count once. Use fewer lists, or `hmp.convert`, which can be called with any "
-      "number of them. (Code that torch.compile or "
-      "`hmp.op_wrap` runs with the lists silent is one more in each region that it is called in.)",
-      meanings_of_dtypes().size() - 1);
-  return false;
+// Gives the set the mark of one that decides the same, or a free one if one is left.
+void mark(RuleSet& set) {
+  const auto alike =
+      std::ranges::find_if(*sets, [&](const RuleSet& one) { return one.mark != 0 && decide_alike(one, set); });
+  if (alike != sets->end()) {
+    set.mark = alike->mark;
+    return;
+  }
+  set.mark = free_number(!set.is_in_modules);
+  if (set.mark != 0) meanings_of_dtypes()[set.mark] = {&set};
 }
 
 }  // namespace
 
-// Keeps a set under the next number, which is its mark too. Null with a Python exception set if no number is left.
-static RuleSet* numbered(RuleSet&& content) {
-  if (!may_tell_more()) return nullptr;
-  std::vector<MeaningOfDtype>& meanings = meanings_of_dtypes();
-  meanings.reserve(meanings.size() + 1);
-  content.mark = static_cast<std::uint16_t>(meanings.size());
-  content.number = content.mark;
-  RuleSet* made = &sets->emplace_back(std::move(content));
-  if (made->after_tracked_cast != nullptr) immortal(made->after_tracked_cast);  // the set is never freed either
-  meanings.push_back({made});
-  return made;
-}
-
 RuleSet* intern_rule_set(RuleSet&& content) {
-  for (RuleSet& known : *sets) {
-    if (&known == of_modules || !decide_alike(known, content)) continue;
-    if (known.rules == content.rules) return &known;
-    content.shown_as = shown(&known);
+  const auto known = std::ranges::find_if(
+      *sets, [&](const RuleSet& one) { return one.rules == content.rules && decide_alike(one, content); });
+  RuleSet* set = known != sets->end() ? &*known : nullptr;
+  if (set == nullptr) {
+    set = &sets->emplace_back(std::move(content));
+    set->number = static_cast<std::uint32_t>(sets->size());
+    if (set->after_tracked_cast != nullptr) immortal(set->after_tracked_cast);  // the set is never freed either
+  } else {
+    set->covered = std::move(content.covered);
   }
-  if (content.shown_as == nullptr) return numbered(std::move(content));
-  content.mark = content.shown_as->mark;
-  content.number = next_number;
-  RuleSet* made = &sets->emplace_back(std::move(content));
-  ++next_number;
-  return made;
+  if (set->mark == 0) mark(*set);
+  return set->mark != 0 || set->is_in_modules ? set : nullptr;
 }
 
 RuleSet* rule_set_of_modules() {
@@ -205,7 +183,7 @@ RuleSet* rule_set_of_modules() {
   RuleSet content;
   content.rules.fill(&no_rule);
   content.device = RuleSet::Device::any;
-  return of_modules = numbered(std::move(content));
+  return of_modules = intern_rule_set(std::move(content));
 }
 
 bool region_casts() noexcept { return thread_state.region != nullptr && thread_state.region->casts; }
@@ -214,75 +192,27 @@ RuleSet* known_rule_set_of_modules() noexcept { return of_modules; }
 
 bool is_of_modules(const RuleSet* set) noexcept { return set != nullptr && base_of(set) == of_modules; }
 
-namespace {
-
-// Marks that are left for regions.
-constexpr std::size_t left_for_regions = 4;
-
-// Gives the set a mark, if one is left.
-void mark(RuleSet& set) {
-  const auto alike = std::ranges::find_if(*sets, [&](const RuleSet& one) {
-    return one.is_in_modules && one.mark != 0 && one.shown_as == nullptr && decide_alike(one, set);
-  });
-  if (alike != sets->end()) {
-    set.mark = alike->mark;
-    set.shown_as = &*alike;
-    return;
-  }
-  std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
-  auto free = std::find_if(all.begin() + 1, all.end(), [](const MeaningOfDtype& one) { return one.set == nullptr; });
-  if (free == all.end()) {
-    const bool is_left =
-        region_device.dtypes == nullptr ||
-        all.size() + left_for_regions < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes));
-    if (!is_left) return;
-    free = all.insert(all.end(), MeaningOfDtype{});
-  }
-  *free = {&set};
-  set.mark = static_cast<std::uint16_t>(free - all.begin());
-}
-
-}  // namespace
-
-RuleSet* module_rule_set(RuleSet&& content) {
-  content.is_in_modules = true;
-  const auto known = std::ranges::find_if(
-      *sets, [&](const RuleSet& one) { return one.rules == content.rules && decide_alike(one, content); });
-  RuleSet* set = known != sets->end() ? &*known : nullptr;
-  if (set == nullptr) {
-    content.number = next_number;
-    set = &sets->emplace_back(std::move(content));
-    ++next_number;
-  } else {
-    set->covered = std::move(content.covered);
-  }
-  if (set->mark == 0) mark(*set);
-  return set;
-}
-
 void free_marks_in_modules() noexcept {
   for (MeaningOfDtype& one : meanings_of_dtypes()) {
     if (one.set != nullptr && one.set->is_in_modules) one = {};
   }
   for (RuleSet& set : *sets) {
-    if (!set.is_in_modules) continue;
-    set.mark = 0;
-    set.shown_as = nullptr;
+    if (set.is_in_modules) set.mark = 0;
   }
 }
 
 RuleSet* rule_set(std::uint64_t number) noexcept {
-  const auto found = std::find_if(sets->begin(), sets->end(), [=](const RuleSet& set) { return set.number == number; });
-  return found == sets->end() ? nullptr : &*found;
+  return number == 0 || number > sets->size() ? nullptr : &(*sets)[number - 1];
 }
 
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
   const RuleSet* set = thread_state.region;
   const std::uint64_t known = mark_of(set, true, until_tracking);
   if (known != mark_of(set)) return known;
-  if (!may_tell_more()) return std::nullopt;
-  meanings_of_dtypes().push_back({shown(set), true, until_tracking});
-  return meanings_of_dtypes().size() - 1;
+  const std::uint16_t number = free_number(true);
+  if (number == 0) return std::nullopt;
+  meanings_of_dtypes()[number] = {set, true, until_tracking};
+  return number;
 }
 
 CastState current_state() noexcept {
@@ -294,15 +224,23 @@ CastState current_state() noexcept {
 CastState exchange_state(const CastState& wanted) noexcept {
   ThreadState& state = thread_state;
   const CastState before = current_state();
-  exchange_lists(state, before, wanted);
+  const bool shows_the_same = wanted.region == before.region && wanted.lists_suspended == before.lists_suspended &&
+                              wanted.suspended_until_tracking == before.suspended_until_tracking;
+  if (!shows_the_same) {
+    write_region_dtype(mark_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
+  }
+  state.region = wanted.region;
+  state.lists_suspended = wanted.lists_suspended;
+  state.suspended_until_tracking = wanted.suspended_until_tracking;
   if (wanted.disabled != before.disabled) set_flag(wanted.disabled);
   state.disabled_by_region = wanted.by_region;
   return before;
 }
 
 std::uint64_t pack(const CastState& state) noexcept {
-  return (number_of(state.region) << 4U) | (state.suspended_until_tracking ? 8U : 0U) |
-         (state.lists_suspended ? 4U : 0U) | (state.by_region ? 2U : 0U) | (state.disabled ? 1U : 0U);
+  const std::uint64_t number = state.region == nullptr ? 0 : state.region->number;
+  return (number << 4U) | (state.suspended_until_tracking ? 8U : 0U) | (state.lists_suspended ? 4U : 0U) |
+         (state.by_region ? 2U : 0U) | (state.disabled ? 1U : 0U);
 }
 
 CastState unpack(std::uint64_t packed) noexcept {
@@ -334,15 +272,6 @@ void enter_state(const void* owner, const CastState& state) {
   prepare_region();
   entrances().push_back({owner, {}, installation_number()});
   entrances().back().before = exchange_state(state);
-}
-
-void enter_lists(const void* owner, const RuleSet* set) {
-  prepare_region();
-  const CastState before = current_state();
-  CastState wanted = before;
-  wanted.region = set;
-  entrances().push_back({owner, before, installation_number()});
-  exchange_lists(thread_state, before, wanted);
 }
 
 bool has_begun_region(const void* owner) noexcept {
@@ -406,7 +335,8 @@ void region_dtype_was_set(PyObject* dtype) noexcept {
     if (PyTuple_GET_ITEM(region_device.dtypes, number) != dtype) continue;
     const bool is_known = static_cast<std::size_t>(number) < meanings_of_dtypes().size();
     const MeaningOfDtype meaning = is_known ? meanings_of_dtypes()[static_cast<std::size_t>(number)] : MeaningOfDtype{};
-    thread_state.region = of_running_module(meaning.set);
+    // The end of a region restores the set itself; the dtype shows one that decides the same.
+    if (mark_of(thread_state.region) != mark_of(meaning.set)) thread_state.region = meaning.set;
     thread_state.lists_suspended = meaning.lists_suspended;
     thread_state.suspended_until_tracking = meaning.until_tracking;
     CastState& entering = thread_state.entering = current_state();

@@ -33,9 +33,10 @@ struct RuleSet {
   const RuleSet* base = nullptr;
 
   std::uint32_t number = 0;  // from 1 on; never reused
-  std::uint16_t mark = 0;    // the number of the region dtype by which torch.compile sees it; 0 if there is none
-  const RuleSet* shown_as = nullptr;  // the set of the same mark that decides the same by other lines, if there is one
-  std::uint32_t installation = 0;     // the installation under which its targets were last patched
+  // The number of the region dtype by which torch.compile sees it, as it sees those that decide the same by other
+  // lines; 0 if there is none.
+  std::uint16_t mark = 0;
+  std::uint32_t installation = 0;  // the installation under which its targets were last patched
   struct Covered {
     Target* target;
     const Rule* unlisted;
@@ -43,8 +44,8 @@ struct RuleSet {
   std::vector<Covered> covered;
 };
 
-// Returns the set with this content; makes and numbers it if it is new. It gets the mark of one that decides the same.
-// Null with a Python exception set if there are too many sets.
+// Returns the set with this content; makes and numbers it if it is new. Null with a Python exception set if there are
+// too many sets for regions.
 RuleSet* intern_rule_set(RuleSet&& content);
 RuleSet* rule_set(std::uint64_t number) noexcept;  // null if there is no such set
 
@@ -56,9 +57,8 @@ RuleSet* known_rule_set_of_modules() noexcept;
 // True if `set` is that set or was made from it. In this case the user has opened no region.
 bool is_of_modules(const RuleSet* set) noexcept;
 
-// Returns the set for the rules in some module that has this content; makes it if it is new.
-RuleSet* module_rule_set(RuleSet&& content);
-// Takes the marks from these sets, for others. Called when the configuration changes and compiled code is dropped.
+// Takes the marks from the sets for rules in modules, for others. Called when the configuration changes and compiled
+// code is dropped.
 void free_marks_in_modules() noexcept;
 // Returns the set of the innermost region. For the rules in a module, returns the set whose lists they change.
 inline const RuleSet* base_of(const RuleSet* set) noexcept {
@@ -101,9 +101,6 @@ void enter_region(const void* owner, const RuleSet* set, PyObject* inside = null
 // disables them.
 PyObject* function_without_casts() noexcept;
 void enter_state(const void* owner, const CastState& state);
-// Changes only the lists. This takes less time than enter_state, and it happens in each call of an outermost module
-// (modules.hpp).
-void enter_lists(const void* owner, const RuleSet* set);
 // Ends the region of this owner. False if the owner has begun no region.
 bool leave_region(const void* owner) noexcept;
 bool has_begun_region(const void* owner) noexcept;

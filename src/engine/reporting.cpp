@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -33,25 +34,23 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 }
 
 struct TracedCall {
-  std::uint64_t graph;
   Target* target;
   Decision decision;
   CastContext context;
   Owned place;  // as watch::traced_place returns it
 };
-thread_local std::vector<TracedCall> traced_calls;  // empty while the thread collects none
+thread_local std::map<std::uint64_t, std::vector<TracedCall>> traced_calls;  // by graph
 thread_local std::uint64_t traced_graph = 0;
 int collecting_threads = 0;  // the GIL protects it
 
-// Takes the count of a call back if this thread collects calls. Collects those of the script: others are parts of
-// operations that were decided as a whole.
+// True for a call that does not count now, since this thread collects calls. Collects those of the script: others are
+// parts of operations that were decided as a whole.
 bool is_set_aside(Target& target, Decision decision, const CastContext& context) {
   if (traced_graph == 0) return false;
   const bool is_dropped = traced_graph == no_graph || is_below_dispatcher() || host::function_mode_is_on() ||
                           caller_is_inside_of_an_operation();
   if (!is_dropped && target.index == no_index) return false;  // the target of a user's function may be freed before
-  count(target, decision, context, -1);
-  if (!is_dropped) traced_calls.push_back({traced_graph, &target, decision, context, watch::traced_place()});
+  if (!is_dropped) traced_calls[traced_graph].push_back({&target, decision, context, watch::traced_place()});
   return true;
 }
 
@@ -65,22 +64,20 @@ std::uint64_t exchange_traced_graph(std::uint64_t graph) noexcept {
 }
 
 void count_traced(std::uint64_t graph) {
-  std::vector<TracedCall> calls = std::exchange(traced_calls, {});
-  const std::uint64_t around = exchange_traced_graph(0);
-  for (const TracedCall& one : calls) {
-    if (one.graph != graph) continue;
-    count(*one.target, one.decision, one.context);
-    notify_listeners(*one.target, one.decision, one.context, true, one.place.get());
+  const auto calls = traced_calls.extract(graph);
+  if (calls.empty()) return;
+  const std::uint64_t around = std::exchange(traced_graph, 0);
+  for (const TracedCall& one : calls.mapped()) {
+    count_and_notify(*one.target, one.decision, one.context, true, one.place.get());
   }
-  exchange_traced_graph(around);
-  std::erase_if(calls, [=](const TracedCall& one) { return one.graph == graph; });
-  traced_calls = std::move(calls);
+  traced_graph = around;
 }
 
-void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged, PyObject* traced) {
+void count_and_notify(Target& target, Decision decision, const CastContext& context, bool is_logged, PyObject* traced) {
   const HeldError held;
   if (listens(Listener::observer)) note_decision(target, decision);
   if (listens(Listener::compiler) && is_set_aside(target, decision, context)) return;
+  count(target, decision, context);
   const unsigned casts = context.casts - context.cached;
   if (listens(Listener::watch)) {
     watch::decided(&target, target.operation, target.index != no_index, decision,

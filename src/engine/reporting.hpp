@@ -7,14 +7,12 @@
 
 namespace habana_mp::engine {
 
-// `times`: 1, or -1 to take a count back.
-inline void count(Target& target, Decision decision, const CastContext& context, std::int64_t times = 1) {
+inline void count(Target& target, Decision decision, const CastContext& context) {
   Count& counter = count_of(target, decision);
-  const auto factor = static_cast<std::uint64_t>(times);
-  counter.calls += factor;
-  counter.casts += factor * (context.casts - context.cached);
-  counter.bytes += factor * context.made.bytes;
-  counter.needed += factor * context.needed;
+  ++counter.calls;
+  counter.casts += context.casts - context.cached;
+  counter.bytes += context.made.bytes;
+  counter.needed += context.needed;
 }
 
 // Sets the graph for which this thread collects its calls instead of counting them: 0 for none, `no_graph` for calls
@@ -25,15 +23,16 @@ std::uint64_t exchange_traced_graph(std::uint64_t graph) noexcept;
 // graph, and begins again.
 void count_traced(std::uint64_t graph);
 
-// Reports a finished call to the watch and the log. `traced`: the place of a call that was traced, or null.
-void notify_listeners(Target& target, Decision decision, const CastContext& context, bool is_logged = true,
+// Counts a finished call, and reports it to the watch and the log. `traced`: the place of a call that was traced, or
+// null.
+void count_and_notify(Target& target, Decision decision, const CastContext& context, bool is_logged = true,
                       PyObject* traced = nullptr);
 
 // Counts a call that the log leaves out.
 inline void count_unlogged(Target& target, Decision decision) {
-  count(target, decision, {});
   if (anybody_listens()) [[unlikely]]
-    notify_listeners(target, decision, {}, false);
+    return count_and_notify(target, decision, {}, false);
+  count(target, decision, {});
 }
 
 // ---- HABANA_MP_TRACE: prints the steps of the decisions about calls of one operation, or of all, to stderr ----
@@ -51,11 +50,11 @@ void trace_cast(Py_ssize_t place, Kind from, Kind to, rules::Where where = rules
 void trace_result(const Target& target, Decision decision) noexcept;
 
 inline void report(Target& target, Decision decision, const CastContext& context) {
-  count(target, decision, context);
   if (rules::tracer != nullptr) [[unlikely]]
     trace_result(target, decision);
   if (anybody_listens()) [[unlikely]]
-    notify_listeners(target, decision, context);
+    return count_and_notify(target, decision, context);
+  count(target, decision, context);
 }
 
 }  // namespace habana_mp::engine

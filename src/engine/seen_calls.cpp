@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <random>
 #include <utility>
 
 #include "engine/facts.hpp"
@@ -110,12 +111,10 @@ void convert_timed(const void* source, Kind from, void* target, Kind to, std::in
 
 constexpr int not_checked = -1;  // beside the numbers of Finite
 
-constexpr std::uint64_t first_random = 0x9E3779B97F4A7C15U;
-
-struct Guard {
+struct Guard {  // NOLINT(bugprone-random-generator-seed): the same calls are checked in each run of a program
   Owned found;
   double share = 0;
-  std::uint64_t random = first_random;
+  std::minstd_rand random;
   std::unordered_map<std::string, float> largest;
 };
 NeverDestroyed<Guard> guard;
@@ -126,16 +125,8 @@ bool checks_all() noexcept { return guard->share >= 1; }
 
 // At random distances, since a program repeats the same calls.
 void choose_next() noexcept {
-  if (checks_all()) {
-    calls_left = 1;
-    return;
-  }
-  std::uint64_t& random = guard->random;
-  random ^= random << 13U;
-  random ^= random >> 7U;
-  random ^= random << 17U;
-  const double part = static_cast<double>(random >> 11U) / static_cast<double>(std::uint64_t{1} << 53U);
-  calls_left = 1 + static_cast<std::int64_t>(part * (2 / guard->share - 1));
+  std::uniform_real_distribution<double> distance(1, 2 / guard->share);
+  calls_left = static_cast<std::int64_t>(distance(guard->random));
 }
 
 Finite worst_of(PyObject* const* values, Py_ssize_t count) {
@@ -227,10 +218,12 @@ template <typename Make>
 
 // ---- weights that are used ------------------------------------------------------------------------------------------
 
-thread_local NoticedWeights* noticing = nullptr;
-int noticing_threads = 0;  // the GIL protects it
+int noticing_calls = 0;  // the GIL protects it
 
-void notice_weights(const Target& target, const Arguments& arguments) {
+void note_weights(const Target& target, const Arguments& arguments) {
+  const watch::ModuleCall* around = watch::innermost_module_call();
+  while (around != nullptr && !around->uses) around = around->outer();
+  if (around == nullptr) return;
   host::for_each_tensor(arguments.values, arguments.count(), [&](PyObject* tensor) {
     const bool may_be_view = host::is_exact_tensor(tensor) && !host::function_mode_is_on();
     const Owned base(may_be_view ? PyObject_GetAttrString(tensor, "_base") : nullptr);  // of `weight.t()`
@@ -239,9 +232,8 @@ void notice_weights(const Target& target, const Arguments& arguments) {
     const Owned modules = watch::objects_of(watch::running_module().get());
     const RuleSet* const rules = thread_state.region;
     const unsigned number = rules != nullptr && rules->is_in_modules ? rules->number : 0;
-    const char* const name = target.operation.c_str();
-    const Owned use(modules ? Py_BuildValue("sOOI", name, weight, modules.get(), number) : nullptr);
-    if (!use || PyList_Append(noticing->uses.get(), use.get()) != 0) clear_error();
+    const Owned use(modules ? Py_BuildValue("sOOI", target.operation.c_str(), weight, modules.get(), number) : nullptr);
+    if (!use || PyList_Append(around->uses.get(), use.get()) != 0) clear_error();
   });
 }
 
@@ -255,7 +247,7 @@ inline bool is_passed() noexcept { return is_only_guarded && !is_unseen && --cal
 template <typename Make>
 PyObject* seen(Target& target, const Arguments& arguments, std::optional<Decision> decision, const Make& make) {
   if (is_unseen) return call_original(target, arguments);
-  if (noticing != nullptr && !casts_are_disabled()) notice_weights(target, arguments);
+  if (noticing_calls != 0 && !casts_are_disabled()) note_weights(target, arguments);
   if (is_only_guarded) return checked(target, arguments, make);
   const auto check = [&] { return --calls_left > 0 ? make() : checked(target, arguments, make); };
   return *observing ? observed(target, arguments, decision, check) : check();
@@ -289,7 +281,7 @@ constexpr Answers seen_answers{&answer_by_rule_seen,
 
 void choose_answers() noexcept {
   const bool is_guarded = static_cast<bool>(guard->found);
-  const bool is_seen = is_watched || *observing || noticing_threads != 0;
+  const bool is_seen = is_watched || *observing || noticing_calls != 0;
   is_only_guarded = is_guarded && !is_seen;
   answers = is_seen || is_guarded ? seen_answers : plain_answers;
 }
@@ -307,7 +299,7 @@ void watch_calls(bool watched) noexcept {
 void guard_calls(PyObject* found, double share) noexcept {
   const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
   guard->share = share;
-  guard->random = first_random;  // the same calls are checked in each run of a program
+  guard->random.seed();
   calls_left = never;
   if (found != nullptr) choose_next();
   choose_answers();
@@ -336,15 +328,8 @@ void note_decision(const Target& target, Decision decision) noexcept {
   if (current_call != nullptr && &current_call->target == &target) current_call->decision = decision;
 }
 
-NoticedWeights::NoticedWeights() : uses(PyList_New(0)), former(noticing) {
-  noticing = uses ? this : former;
-  ++noticing_threads;
-  choose_answers();
-}
-
-NoticedWeights::~NoticedWeights() {
-  noticing = former;
-  --noticing_threads;
+void notice_weights(bool begins) noexcept {
+  noticing_calls += begins ? 1 : -1;
   choose_answers();
 }
 

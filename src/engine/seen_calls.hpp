@@ -37,18 +37,10 @@ std::optional<Decision> decision_of_observed_call() noexcept;
 // Stores the decision about a call, if the observer of this thread runs for it.
 void note_decision(const Target& target, Decision decision) noexcept;
 
-// While it lives, notes the Parameters among the arguments of the calls in this thread. `uses` is a list of tuples: the
-// operation's name, the Parameter, the objects of the running module and of those around it, and the number of the
-// rules in a module that decide, or 0.
-struct NoticedWeights {
-  NoticedWeights();
-  ~NoticedWeights();
-  NoticedWeights(const NoticedWeights&) = delete;
-  NoticedWeights& operator=(const NoticedWeights&) = delete;
-
-  Owned uses;
-  NoticedWeights* former;
-};
+// Begins or ends a call of a module whose ModuleCall::uses gets the Parameters among the arguments of the calls in it.
+// Each use is a tuple: the operation's name, the Parameter, the objects of the running module and of those around it,
+// and the number of the rules in a module that decide, or 0.
+void notice_weights(bool begins) noexcept;
 
 // While it lives, calls in this thread are made as they are written: none is seen, decided or counted. They are those
 // of the guard and of an observer themselves. Without these it changes nothing.

@@ -175,6 +175,7 @@ RuleSet rules_based_on(const RuleSet* set, const std::string& name) {
   }
   content.device = set == nullptr ? RuleSet::Device::any : set->device;
   content.after_tracked_cast = set == nullptr ? nullptr : set->after_tracked_cast;
+  content.is_in_modules = true;
   content.base = base_of(set);
   content.casts = set == nullptr ? policy_is_installed : set->casts;
   content.name = name;
@@ -237,13 +238,6 @@ bool install(std::vector<CoveredObject> entries, bool within_modules, PyObject* 
 
 PyObject* installed_policy() noexcept { return policy_in_torch->get(); }
 
-static bool may_put_in(const RuleSet& set) {
-  host::CallableKind kind = host::CallableKind::function;
-  return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
-    return one.target->installed || kind_untapped(one.target->object.get(), kind);
-  });
-}
-
 RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_tracked_cast,
                        const std::string& name) {
   RuleSet content;
@@ -259,7 +253,7 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
 RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changed, const std::string& name) {
   RuleSet content = rules_based_on(base, name);
   if (!add_rules(changed, content)) return nullptr;
-  RuleSet* set = module_rule_set(std::move(content));
+  RuleSet* set = intern_rule_set(std::move(content));
   return put_in(*set) ? set : nullptr;
 }
 
@@ -270,13 +264,16 @@ RuleSet* exact_rule_set() {
     const bool lowers = rule.action == Action::precision && rules::is_by_list(rule.reason) && is_lower(rule.to);
     if (lowers) content.rules[i] = targets[i]->unlisted;
   }
-  RuleSet* set = module_rule_set(std::move(content));
+  RuleSet* set = intern_rule_set(std::move(content));
   set->installation = installation_number();
   return set;
 }
 
 bool put_in(RuleSet& set) {
-  if (!may_put_in(set)) return false;
+  host::CallableKind kind = host::CallableKind::function;
+  for (const RuleSet::Covered& one : set.covered) {
+    if (!one.target->installed && !kind_untapped(one.target->object.get(), kind)) return false;
+  }
   const std::optional<host::TensorClasses> classes = host::find_tensor_classes();
   if (!classes) return false;
   weights::tap_view_and_numpy(&lists_apply_here);

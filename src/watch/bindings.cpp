@@ -5,7 +5,6 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "pybind.hpp"
 #include "watch/calls.hpp"
@@ -75,14 +74,10 @@ py::list watched_calls() {
 
 // Returns a list of (path, class name, calls, nanoseconds).
 py::list watched_modules() {
-  // Making objects may run other code, which may drop modules.
-  std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> found;
-  for (const watch::ModulePath* path : watch::all_paths()) {
-    found.emplace_back(path->name, path->class_name, path->calls, path->nanoseconds);
-  }
   py::list rows;
-  for (const auto& [path, class_name, calls, nanoseconds] : found) {
-    rows.append(py::make_tuple(text_of_bytes(path), text_of_bytes(class_name), calls, nanoseconds));
+  for (const std::shared_ptr<watch::ModulePath>& path : watch::all_paths()) {
+    rows.append(
+        py::make_tuple(text_of_bytes(path->name), text_of_bytes(path->class_name), path->calls, path->nanoseconds));
   }
   return rows;
 }

@@ -224,9 +224,9 @@ void forget_module_names() noexcept {
 
 const ModulePath* path_of_module(const std::string& name) { return path_named(name).get(); }
 
-std::vector<const ModulePath*> all_paths() {
-  std::vector<const ModulePath*> all;
-  for (const auto& [_, path] : tables->paths) all.push_back(path.get());
+std::vector<std::shared_ptr<ModulePath>> all_paths() {
+  std::vector<std::shared_ptr<ModulePath>> all;
+  for (const auto& [_, path] : tables->paths) all.push_back(path);
   return all;
 }
 

@@ -30,7 +30,6 @@ struct ModulePath {
 // The rules in a module under the lists of a region; engine/modules.cpp finds them.
 struct FoundRules {
   std::int64_t lists = 0;
-  std::uint64_t generation = 0;
   const engine::RuleSet* rules = nullptr;
   bool is_judged = true;  // false for those of an outermost module until one of its calls has returned
 };
@@ -53,6 +52,7 @@ struct ModuleCall : OpenCall<ModuleCall> {
 
   std::shared_ptr<RunningModule> module;
   std::optional<std::int64_t> unjudged;  // lists whose rules in this module are judged when the call returns
+  Owned uses;                            // then, a list of the uses of weights in the call (engine/seen_calls.hpp)
   std::uint64_t begin = 0;
   bool has_frame = true;  // false for a block that was deferred in that module and runs now
   bool is_in_backward = false;
@@ -93,7 +93,7 @@ void forget_module_names() noexcept;
 const ModulePath* path_of_module(const std::string& name);
 
 // Returns the paths in order of first call.
-std::vector<const ModulePath*> all_paths();
+std::vector<std::shared_ptr<ModulePath>> all_paths();
 const ModulePath* path_numbered(std::uint64_t number) noexcept;
 // Resets the counts, and drops the paths of modules that no longer exist.
 void forget_module_calls();

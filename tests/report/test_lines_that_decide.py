@@ -156,12 +156,34 @@ def test_explain_names_the_line_of_each_row(how: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled_anew")
-def test_what_a_compiler_traces_has_the_line_of_its_module() -> None:
+def test_what_a_compiler_traces_has_the_first_of_the_lines_that_decide_the_same() -> None:
     hmp.convert(preset="recommended", rules={f"softmax @ blocks.{n}": "bf16" for n in range(3)}, report="modules")
     model = Net()
     torch.compile(model, backend="eager")(X)
     found = {(row.module, row.rule) for row in rows("softmax") if row.phase == "traced"}
-    assert found == {(f"Net.blocks.{n}", f"rules['softmax @ blocks.{n}']") for n in range(3)}
+    assert found == {(f"Net.blocks.{n}", "rules['softmax @ blocks.0']") for n in range(3)}
+
+
+class Mixed(nn.Module):
+    """Calls compiled code, and an operation of its own before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8))
+        self.inner.compile(backend="eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(self.inner(F.softmax(x, -1)), -1)
+
+
+@pytest.mark.usefixtures("compiled_anew")
+def test_compiled_code_leaves_the_line_of_the_module_that_calls_it() -> None:
+    hmp.convert(preset="recommended", rules={f"softmax @ {n}": "bf16" for n in range(3)} | {"linear @ *.inner": "fp32"})
+    model = nn.Sequential(*(Mixed() for _ in range(3)))
+    for _ in range(2):
+        model(X)
+    own = {name: calls for name, calls in lines("softmax").items() if name and "softmax @" in name}
+    assert own == {f"rules['softmax @ {n}']": 4 for n in range(3)}
 
 
 @pytest.mark.usefixtures("compiled_anew")

@@ -23,8 +23,8 @@ from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED
-from habana_mp.policy.lists import EVERY
-from habana_mp.policy.module_rules import FROM_PRESET, Decided, kept_operations
+from habana_mp.policy.lists import EVERY, Listed
+from habana_mp.policy.module_rules import FROM_PRESET, KEPT, Decided, kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
 
@@ -40,6 +40,8 @@ class RulesInModules:
         self._policy_of = policy_of
         #: The rule sets by what determines them.
         self._numbers: dict[tuple[int, str | tuple[Match, ...]], int] = {}
+        #: The lines of these sets, by their numbers.
+        self._decided: dict[int, Decided] = {}
         #: What was warned about, and the patterns that were compared with a model.
         self._told: set[object] = set()
         self.is_on = False
@@ -54,9 +56,9 @@ class RulesInModules:
         self.is_on = True  # first: after an error, `end` undoes what was done
         self._numbers.clear()
         _core.set_module_names(module_paths.module_name)
-        _core.forget_module_names()
         tapped_calls.begin("rules")
         _core.put_rules_in_modules(self._resolver, self._judge)
+        _core.forget_module_names()
         modules_in_graphs.begin("rules")
         exported_programs.install()
 
@@ -105,14 +107,15 @@ class RulesInModules:
         return "fp32"
 
     def _made(self, policy: Policy, matches: list[Match], lists: int, kept: str | None) -> int:
-        if kept == AS_EXPORTED:
-            changes = rules.without_lists(policy)
-        else:
+        chosen: Decided = {}
+        changes = rules.without_lists(policy)
+        if kept != AS_EXPORTED:
             chosen = policy.module_rules.decided(matches)[0] if kept is None else kept_operations(kept)
             if lists == _OUTSIDE:
                 chosen = {one: line for one, line in chosen.items() if line[0] == "fp32"}
             changes = rules.changes_in_modules(policy, chosen)
         number, is_shown = _core.make_module_rules(lists, rules.plan(changes), "rules of modules")
+        self._decided[number] = chosen
         if not is_shown:
             compile_nothing()
             if "torch._dynamo" in sys.modules:
@@ -138,46 +141,39 @@ class RulesInModules:
             self._told.add(what)
             warn(text)
 
-    def _judge_first_call(self, chain: list[Any], lists: int, uses: list[tuple[str, Any, list[Any], int]]) -> None:
+    def _judge_first_call(self, chain: list[Any], lists: int, uses: list[Any] | None) -> None:
         """Looks at the patterns, and at the weights that were used, when an outermost module first returns."""
         policy, trees = self._policy_of(max(lists, 0)), module_paths.trees_of(chain)
         if policy is None or not policy.covered or not trees:
             return
-        holders: dict[int, list[torch.nn.Module]] = {}
-        for module in modules_in(trees[0].outermost):
-            for one in module._parameters.values():
-                holders.setdefault(id(one), []).append(module)
-        for operation, weight, running, number in uses:
-            owners = holders.get(id(weight), [])
-            is_inside = any(one is owner for one in running for owner in owners)
+        modules = modules_in(trees[0].outermost)
+        holders = {id(one): module for module in modules for one in module._parameters.values() if one is not None}
+        for operation, weight, running, number in uses or ():
+            owner = holders.get(id(weight))
+            is_inside = any(one is weight for module in running for one in getattr(module, "_parameters", {}).values())
             # A compiled graph sets the rules of the modules in it, which it does not call.
-            if owners and not is_inside and number == self._number(running, lists):
-                self._tell_of_weights_used_elsewhere(policy, operation, owners[0], running)
+            if owner is None or is_inside or number != self._number(running, lists):
+                continue
+            here = {**policy.lines, **self._decided.get(number, {})}.get(operation)
+            precision, line = self._decided.get(self._number([owner, *running], lists), {}).get(operation, (None, KEPT))
+            if precision and precision != (here[0] if here else precision if line.name == EVERY else None):
+                self._tell_of_weight_used_elsewhere(line, operation, owner, running)
         # A module without weights is no model: it prepares data or computes a loss, also before there is a model.
-        if holders.keys() - {id(None)}:
+        if holders:
             self._judge_patterns(policy, trees[0].outermost)
 
-    def _tell_of_weights_used_elsewhere(
-        self, policy: Policy, operation: str, owner: torch.nn.Module, running: list[Any]
-    ) -> None:
+    def _tell_of_weight_used_elsewhere(self, line: Listed, operation: str, owner: Any, running: list[Any]) -> None:
         """Warns once of a line that holds in a module, but not here, where another one reads its weights itself."""
-
-        def decided(chain: list[Any]) -> Decided:
-            matches, kept = _matches(policy, module_paths.trees_of(chain)), self._kept(chain)
-            return policy.module_rules.decided(matches)[0] if kept is None else kept_operations(kept)
-
-        meant, here = decided([owner, *running]).get(operation), {**policy.lines, **decided(running)}.get(operation)
-        if meant is None or meant[0] == (here[0] if here else meant[0] if meant[1].name == EVERY else None):
-            return
-        line, (outermost, paths) = meant[1], module_paths.trees_of(running)[0]
-        named = ".".join(min(module_paths.trees_of([owner, *running])[0].paths))
-        what, key = (f"{line.where}: `{line.line_text}`", "") if line.pattern else (f"hmp.keep of `{named}`", named)
+        outermost, paths = module_paths.trees_of(running)[0]
         user = ".".join(min(paths)) or type(outermost).__name__
+        named = ".".join(min(module_paths.trees_of([owner, *running])[0].paths))
+        what, write = f"hmp.keep of `{named}`", f"keep `{user}`"
+        if line.pattern:
+            what, write = f"{line.where}: `{line.line_text}`", f"write `{line.name} @ {user}`"
         self._tell_once(
-            (line, key),
+            what,
             f"{what} does not hold for `{operation}` in {type(running[0]).__name__}, which reads the weights of "
-            f"`{named}` itself: {f'write `{line.name} @ {user}`' if line.pattern else f'keep `{user}`'}, or call "
-            f"`{named}` there",
+            f"`{named}` itself: {write}, or call `{named}` there",
         )
 
     def _judge_patterns(self, policy: Policy, outermost: torch.nn.Module) -> None:
@@ -186,12 +182,11 @@ class RulesInModules:
         lines = {one.listed.pattern: one for one in rules}
         if self._told.issuperset(lines):
             return
-        paths = module_paths.all_paths(outermost)
-        known = self._told | policy.module_rules.patterns_with_match(paths, module_paths.class_names(outermost))
-        if not known.issuperset(lines):
-            for other in module_paths.outermost_modules():
-                others = module_paths.all_paths(other)
-                known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
+        known, paths = set(self._told), module_paths.all_paths(outermost)
+        for one in (outermost, *module_paths.outermost_modules()):
+            if not known.issuperset(lines):
+                names = module_paths.class_names(one)
+                known |= policy.module_rules.patterns_with_match(module_paths.all_paths(one), names)
         self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
         problems = []
         for pattern in sorted(lines.keys() - known):

@@ -131,7 +131,8 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
   return rule;
 }
 
-// A Python function whose calls go through the engine.
+// A Python function whose calls go through the engine: one of torch that lists may name, which follows the rules of the
+// policy and of the regions and whose target is never freed, or a Function.
 class Called {
  public:
   explicit Called(Target* target) : target_(target) { or_throw(target != nullptr); }
@@ -153,16 +154,11 @@ class Called {
   Target* target_;
 };
 
-// A Python function of torch that lists may name. Its calls follow the rules of the policy and of the regions. `called`
-// runs the function's original code. The target is never freed.
-struct Composite : Called {
-  using Called::Called;
-};
-
-Composite make_composite(const py::object& function, const py::object& called, const std::string& operation) {
+// `called` runs the function's original code.
+Called make_composite(const py::object& function, const py::object& called, const std::string& operation) {
   Target* target = engine::target_for(function.ptr(), host::CallableKind::composite, operation.c_str(), function.ptr());
   if (target != nullptr) target->called = Owned::borrowed(called.ptr());
-  return Composite(target);
+  return Called(target);
 }
 
 // A Python function with its own rule. The log shows `shown`, to which the engine holds no reference; the engine calls
@@ -253,10 +249,10 @@ void register_installation(py::module_& module) {
       .def("__init__", &Constructor<make_function>::call, is_constructor, py::arg("function"), py::arg("shown"),
            py::arg("operation"), py::arg("rule"))
       .def("call", &Function::call);
-  py::class_<Composite>(module, "Composite", "A Python function of torch's that lists may cover.")
+  py::class_<Called>(module, "Composite", "A Python function of torch's that lists may cover.")
       .def("__init__", &Constructor<make_composite>::call, is_constructor, py::arg("function"), py::arg("called"),
            py::arg("operation"))
-      .def("call", &Composite::call);
+      .def("call", &Called::call);
   module.def("install", &install, py::arg("plan"), py::arg("policy"), py::kw_only(), py::arg("within_modules"));
   module.def("installed_policy", [] {
     PyObject* const policy = engine::installed_policy();

@@ -150,7 +150,7 @@ class TracedCall {
 
   // Judges the rules when the call was traced to its end. Returns its result.
   py::object judged(const py::object& result) {
-    or_throw(engine::judge_rules(*call_, Owned(PyList_New(0)).get()));
+    or_throw(engine::judge_rules(*call_));
     return result;
   }
   void leave() noexcept {
