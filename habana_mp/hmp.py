@@ -29,7 +29,7 @@ from habana_mp.policy.exact import exact_code
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.module_rules import given_rules
-from habana_mp.policy.options import LEVEL_VARIABLE, Options, level_of_environment, takes_options
+from habana_mp.policy.options import Options, level_of_environment, takes_options
 from habana_mp.policy.presets import AS_COMPUTED, Preset, preset_named
 from habana_mp.policy.rules import Policy, left_alone, policy_from_lists, policy_o2
 from habana_mp.recording.comparison import Difference, RecordComparison, compare
@@ -195,11 +195,10 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
     lower_path, fp32_path, preset = options.bf16_file_path, options.fp32_file_path, options.preset
     given = given_rules(options.rules, options.lower)
     exact = exact_code(options.exact)
-    given_as = f"{LEVEL_VARIABLE}=O0" if level_of_environment() else f'opt_level="{level}"'
-    if options.rules and level == "O0":
-        warn(f"the rules are ignored: {given_as} casts nothing")
-    if level != "O1" and (lower_path or fp32_path or preset):
-        warn(f"the lists are ignored: {given_as} does not use them")
+    if options.rules and options.opt_level == "O0":
+        warn('the rules are ignored: opt_level="O0" casts nothing')
+    if options.opt_level != "O1" and (lower_path or fp32_path or preset):
+        warn(f'the lists are ignored: opt_level="{options.opt_level}" does not use them')
     if options.opt_level == "O2":
         start, policy = Preset("", ""), policy_o2(options.lower, given)
     else:

@@ -103,13 +103,15 @@ class Installation:
             self._observe()
 
     def _observe(self) -> None:
-        """Updates what the core handles for those that look at all calls. A record needs that and the patches alone.
-        For the others torch stays unchanged while no lists are in force. Nothing stays if nothing is needed."""
+        """Updates what the core handles for those that look at all calls. A record and a diagnosis need that and the
+        patches, without any lists. For the others torch stays unchanged while no lists are in force. Nothing stays if
+        nothing is needed."""
         kinds, functions = set(self._observers.values()), [one for one in self._observers if callable(one)]
         _core.observe_calls(functions[-1] if functions else None)
-        if "record" in kinds and not self._is_ours:
+        needs_patches = bool(kinds & {"record", "diagnosis"})
+        if needs_patches and not self._is_ours:
             self.install(None)
-        elif self._is_ours and (self.policy is not None or self._regions_in_torch or "record" in kinds):
+        elif self._is_ours and (self.policy is not None or self._regions_in_torch or needs_patches):
             watched = rules.plan_of_observed() if kinds - {"guard"} else []
             guarded = rules.plan_of_guarded() if kinds - {"watch"} else []
             _core.observe(watched + guarded)

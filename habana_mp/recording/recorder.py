@@ -185,7 +185,7 @@ class Recorder:
                 id(one): (".".join((Origin("", 0, (root,)).module, *path_in(root, path))), key, module._parameters)
                 for root in outermost_modules()
                 for path, module in named_modules(root)
-                for key, one in module._parameters.items()
+                for key, one in list(module._parameters.items())
             }
             where, name, _ = self._names.get(id(weight), ("", "", {}))
         return (self._path(where), name) if name else None

@@ -337,6 +337,10 @@ class _Flow:
     def lower_products(self, numbers: Iterable[int]) -> list[int]:
         return [one for one in sorted(numbers) if self.rows[one].is_lower and _is_product(self.rows[one])]
 
+    def lower_others(self, numbers: Iterable[int]) -> list[int]:
+        """Returns the rows in lower precision that are no products."""
+        return [one for one in sorted(numbers) if self.rows[one].is_lower and not _is_product(self.rows[one])]
+
     def behind(self, numbers: Iterable[int], through: Collection[str] | None = None) -> set[int]:
         """Returns these rows and those of which they are made in three steps: by any operation, or by these."""
         found = set(numbers)
@@ -440,6 +444,10 @@ def _is_product(row: Row) -> bool:
     return made or row.operation == "scaled_dot_product_attention"
 
 
+def _is_mean(row: Row) -> bool:
+    return bool(observed.MEANS.search(row.operation))
+
+
 def _is_own_choice(row: Row) -> bool:
     """True if a line that the user wrote decides. No finding advises against it."""
     return row.is_own and row.is_listed
@@ -449,7 +457,7 @@ def _may_be_lowered(row: Row) -> bool:
     """True if a finding may advise to lower it: a product, or what stands between lowered calls, in the forward of a
     module. Outside of one, in a backward and in exact code, float32 may be meant. Other calls no list can lower."""
     in_forward = row.module is not None and row.phase == "forward"
-    is_fixed = row.reason in ("arithmetic", "in_place", "library", "no_kernel", "no_product")
+    is_fixed = row.reason in ("arithmetic", "in_place", "level", "library", "no_kernel", "no_product")
     return in_forward and not is_fixed and ops.has_kernel(row.operation) and not _is_own_choice(row)
 
 
@@ -490,16 +498,16 @@ def _that_it_follows(flow: _Flow, number: int) -> list[int]:
 
 
 def _coarse_products(flow: _Flow, number: int) -> list[int] | None:
-    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and arithmetic
-    there that a list lowers. If the other term is made of the product too, both are rounded in the same way: `scores -
-    scores.max()`."""
+    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and what is between
+    there that a list lowers, and means. If the other term is made of the product too, both are rounded in the same way:
+    `scores - scores.max()`."""
     behind = {term: flow.behind((term,), _SCALINGS | _SUMS) for term in flow.makers[number]}
     made = {one for its in behind.values() for one in its}
     found = flow.lower_products(made)
     others = [term for term, its in behind.items() if its.isdisjoint(found)]
-    lower = (one for one in flow.behind((number,)) if flow.rows[one].reason == "list" and flow.rows[one].is_lower)
-    listed = [one for one in lower if not _is_product(flow.rows[one])]
-    return found + listed if found and flow.behind(others).isdisjoint(found) else None
+    lower = flow.lower_others(flow.behind((number,)))
+    between = [one for one in lower if flow.rows[one].reason == "list" or _is_mean(flow.rows[one])]
+    return found + between if found and flow.behind(others).isdisjoint(found) else None
 
 
 def _products_of_system(flow: _Flow, number: int) -> list[int] | None:
@@ -512,8 +520,13 @@ def _last_sums(flow: _Flow, number: int) -> list[int] | None:
     """Returns the nearest products in lower precision that make a result, and the means in lower precision there."""
     behind = flow.behind((number,))
     last = next(filter(None, map(flow.lower_products, ([number], flow.makers[number], behind))), None)
-    means = [one for one in behind if flow.rows[one].is_lower and observed.MEANS.search(flow.rows[one].operation)]
-    return last and last + [one for one in means if not _is_product(flow.rows[one])]
+    return last and last + [one for one in flow.lower_others(behind) if _is_mean(flow.rows[one])]
+
+
+def _parts_of_loss(flow: _Flow, number: int) -> list[int]:
+    """Returns what computes a loss in its module, from the products on."""
+    behind = flow.lower_others(flow.behind((number,)))
+    return [one for one in behind if flow.rows[one].module == flow.rows[number].module]
 
 
 def _sums_of_steps(flow: _Flow, number: int) -> list[int] | None:
@@ -613,6 +626,8 @@ _KINDS = (
         "{named} gives the loss in {lower}, and a backward begins there ({calls}). "
         "Compute it in float32: call .float() on what it is computed from",
         mended_by="fp32",
+        others=_parts_of_loss,
+        mends_others=True,
     ),
     _Kind(
         "float64",

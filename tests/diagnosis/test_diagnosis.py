@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -645,6 +646,20 @@ def test_a_finding_states_only_runs_that_were_made() -> None:
         others = {site.where for site in sites if site.where.line in {other.line for other in found} - {one.line}}
         words = "; the loss is wrong by 90 %, and with this line and those of the other findings in float32 by 0 %"
         assert ("with the lines of the other findings in float32" if others in made else words) in one.text
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_without_convert_a_step_may_run_its_backward_itself(region: bool) -> None:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step() -> torch.Tensor:
+        with hmp.autocast("cpu", preset="recommended") if region else nullcontext():
+            loss = model(x).float().square().mean()
+        loss.backward()
+        return loss
+
+    assert hmp.diagnose(step).healthy
+    assert not hmp.is_converted()
 
 
 def test_a_step_that_can_tell_nothing_is_no_healthy_one() -> None:

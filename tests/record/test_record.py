@@ -291,6 +291,14 @@ def test_a_process_that_is_spawned_has_its_own_file_under_the_command(tmp_path: 
     assert [row["operation"] for row in rows_of(tmp_path / "out", "process-1")] == ["sin"]
 
 
+def test_a_module_whose_init_was_interrupted_is_in_nobodys_way(tmp_path: Path) -> None:
+    left = torch.nn.Linear.__new__(torch.nn.Linear)
+    with hmp.record(tmp_path):
+        torch.nn.Linear(4, 3)(torch.ones(2, 4))
+    assert [row["operation"] for row in rows_of(tmp_path)] == ["linear"]
+    assert not hasattr(left, "_parameters")
+
+
 def test_wrong_arguments_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`sample` must be a whole number of at least 1; got 0"):
         hmp.record(tmp_path, sample=0)

@@ -373,17 +373,27 @@ def test_a_difference_is_judged_by_its_worst_calls() -> None:
     assert "rounded difference" not in kinds(0)
 
 
-def test_the_advice_on_a_difference_names_what_a_list_lowers_after_the_product() -> None:
-    x, y = POINTS, NEAR
-    exact = DISTANCES["the product last"](x.double(), y.double()).diagonal()
+def covariance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.t() @ y / len(x) - torch.outer(x.mean(0), y.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "y"),
+    [(DISTANCES["the product last"], POINTS, NEAR), (covariance, POINTS.bfloat16(), POINTS.bfloat16())],
+    ids=["what a list lowers after the product", "means in the precision that they are given"],
+)
+def test_the_advice_on_a_difference_names_what_else_is_lower(
+    function: Callable[..., Any], x: torch.Tensor, y: torch.Tensor
+) -> None:
+    exact = function(x.double(), y.double()).diagonal()
 
     def wrong_by(**options: Any) -> float:
         hmp.convert(report="lines", **options)
         hmp.reset_report()
-        found = Calls(DISTANCES["the product last"])(x, y).diagonal().double()
+        found = Calls(function)(x, y).diagonal().double()
         return float((found - exact).norm() / exact.norm())
 
-    assert wrong_by() > 1
+    assert wrong_by() > 0.1
     (rule,) = (one.rule for one in hmp.report(show=False).findings if one.kind == "rounded difference")
     assert wrong_by(rules=dict(rule)) < 0.05
 
@@ -834,6 +844,34 @@ def test_a_loss_in_lower_precision_is_found_once() -> None:
             model(torch.ones(2, 4)).sum().backward()  # the loss
         (one,) = [one for one in hmp.report(show=False).findings if one.kind == "loss in lower precision"]
         assert f"test_noticed_values.py:{marked_line(__file__, 'the loss')}" in one.text
+
+
+def test_the_advice_on_a_loss_names_all_that_computes_it() -> None:
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.head(x) - 5.0).pow(2).mean()
+
+    torch.manual_seed(0)
+    model = Model()
+    scores = F.linear(x.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16())
+    exact = float((scores.double() - 5).pow(2).mean())
+
+    def wrong_by(**options: Any) -> float:
+        hmp.convert(report="lines", **options)
+        hmp.reset_report()
+        loss = model(x)
+        loss.backward()
+        return abs(float(loss.detach()) / exact - 1)
+
+    wrong = wrong_by()
+    (rule,) = (one.rule for one in hmp.report(show=False).findings if one.kind == "loss in lower precision")
+    assert wrong_by(rules=dict(rule)) < min(wrong / 10, 1e-5)
 
 
 def test_a_report_of_compiled_code_says_that_its_tracing_was_counted() -> None:
