@@ -32,6 +32,8 @@ class Preset:
     lower: tuple[Listed, ...] = ()
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
+    operands: bool = False
+    """True if its products follow their operands, and nothing that no line of a list names is cast."""
     of_autocast: bool = False
     """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
     within: str = EVERYWHERE
@@ -82,6 +84,7 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
         name,
         content["description"],
         **lists,
+        operands=content.get("operands", False),
         of_autocast=content.get("of_autocast", False),
         within=content.get("within", EVERYWHERE),
         results=content.get("results", AS_COMPUTED),

@@ -25,7 +25,7 @@ from habana_mp.policy.presets import Preset, shipped_names
 #: The entry of one object in what the core installs, as ``_core.pyi`` describes it.
 Planned = tuple[Any, Any, str, _core.Rule, int, _core.Rule]
 
-Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "left", "refused"]
+Action = Literal["none", "precision", "widest", "in_place", "first_input", "operands", "scalars", "left", "refused"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Ruling:
             "float32_result": self.float32_result,
         }
         reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
-        by_action = {"widest": "widest", "in_place": "in_place", "first_input": "first_input", "scalars": "first_input"}
+        by_action = dict.fromkeys(("widest", "in_place", "first_input", "operands"))
+        by_action |= {action: action for action in by_action} | {"scalars": "first_input"}
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
@@ -125,10 +126,14 @@ class Policy:
     #: True if a pattern of the user's that matches no module is an error.
     strict: bool = field(default=False, compare=False)
     rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
+    #: False if an operation that no list names is left to torch, whatever its inputs are.
+    follows_inputs: bool = field(default=True, compare=False)
 
 
-def ruling_without_list(operation: str) -> Ruling:
-    """Returns what holds for an operation that no list names: rules 2 to 4, 8 and 9."""
+def ruling_without_list(operation: str, *, follows_inputs: bool = True) -> Ruling:
+    """Returns what holds for an operation that no list names: rules 2 to 4, 8 and 9, or nothing."""
+    if not follows_inputs:
+        return Ruling()
     row, saturate = ops.row_of(operation), ops.saturates(operation)
     if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
@@ -210,12 +215,13 @@ def _policy(
     rulings = rulings_with({})
     decided = {operation: (ruling.precision, Listed("", "O2", 0)) for operation, ruling in of_level.items()}
     return Policy(
-        *_covered(rulings, module_rules.named_operations()),
+        *_covered(rulings, module_rules.named_operations(), follows_inputs=not lists.operands),
         lower,
         lines={**decided, **module_rules.everywhere},
         rulings=rulings,
         module_rules=module_rules,
         rulings_with=rulings_with,
+        follows_inputs=not lists.operands,
     )
 
 
@@ -237,6 +243,9 @@ def _rulings(lists: Preset, lower: str, decided: Decided, refused: frozenset[str
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and ops.has_kernel(operation) and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
+    for operation, row in ops.rows().items() if lists.operands else ():
+        if operation not in rulings and row.product_form:
+            rulings[operation] = Ruling("operands")
     for operation, precision in _by_parts(decided, lower, lists.of_autocast).items():
         if operation not in rulings and ops.has_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
@@ -269,7 +278,7 @@ def changes_in_modules(policy: Policy, chosen: Decided) -> Policy:
     before, after, lines = policy.rulings, policy.rulings_with(chosen), {**policy.lines, **chosen}
     changed = {one for one in before.keys() | after.keys() if before.get(one) != after.get(one)}
     changed |= {one for one in chosen.keys() & after.keys() if lines[one] != policy.lines.get(one)}
-    covered, composites = _covered(after, frozenset(), changed)
+    covered, composites = _covered(after, frozenset(), changed, follows_inputs=policy.follows_inputs)
     return Policy(covered, composites, lines=lines)
 
 
@@ -289,17 +298,22 @@ def left_alone(policy: Policy) -> Policy:
 
 
 def _covered(
-    decided: Mapping[str, Ruling], others: Iterable[str], among: Iterable[str] | None = None
+    decided: Mapping[str, Ruling],
+    others: Iterable[str],
+    among: Iterable[str] | None = None,
+    *,
+    follows_inputs: bool,
 ) -> tuple[tuple[Covered, ...], tuple[Covered, ...]]:
-    """Returns the objects and the composites with rules: those that are decided, those with a rule of their own, and
-    these others; or ``among`` these alone."""
+    """Returns the objects and the composites with rules: those that are decided, those with a rule of their own (if
+    ``follows_inputs``), and these others; or ``among`` these alone."""
     # Rule 6: an operation that returns a view is never cast.
     rulings = {one: ruling for one, ruling in decided.items() if ops.computes(one) and not ops.gives_view(one)}
     covered: dict[int, Covered] = {}  # an object may have two names (`torch.x`, `torch._C._nn.x`), but has one rule
     composites: list[Covered] = []
     named = {*rulings, *others}
-    for operation in sorted(ops.names_with_rules() | named if among is None else among):
-        unlisted = ruling_without_list(operation)
+    with_rules = ops.names_with_rules() if follows_inputs else frozenset()
+    for operation in sorted(with_rules | named if among is None else among):
+        unlisted = ruling_without_list(operation, follows_inputs=follows_inputs)
         listed = rulings.get(operation, unlisted)
         builtins = builtins_named(operation)
         for builtin in builtins:

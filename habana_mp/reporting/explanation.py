@@ -118,7 +118,8 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
     chosen = dict(kept_operations(kept)) if kept is not None else {}
     if places and kept is None:
         chosen = policy.module_rules.decided([policy.module_rules.match(*place) for place in places])[0]
-    ruling = (policy.rulings_with(chosen) if policy.rulings_with else {}).get(meant) or ruling_without_list(meant)
+    decided = policy.rulings_with(chosen) if policy.rulings_with else {}
+    ruling = decided.get(meant) or ruling_without_list(meant, follows_inputs=policy.follows_inputs)
     reason = by_list = "float32_result" if ruling.float32_result else "list"
     precision = in_and_out(ruling.precision or "unchanged", by_list)
     _, line = chosen.get(meant) or policy.lines.get(meant) or ("", None)

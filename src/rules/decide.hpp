@@ -60,6 +60,11 @@ struct Present {
     if (first == Kind::other && is_floating(kind)) first = kind;
   }
   [[nodiscard]] bool holds_one_precision() const { return std::has_single_bit(static_cast<Kinds>(kinds & floating)); }
+  // Returns the one lower precision among the inputs, or `other`.
+  [[nodiscard]] Kind one_lower() const {
+    const auto lower = static_cast<Kinds>(kinds & lower_kinds);
+    return lower == bit(Kind::bf16) ? Kind::bf16 : lower == bit(Kind::f16) ? Kind::f16 : Kind::other;
+  }
   // Replaces the floating inputs by those of `rest`.
   void leave_only(const Present& rest) {
     kinds = static_cast<Kinds>((kinds & ~floating) | rest.kinds);
@@ -147,6 +152,10 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
     case Action::first_input:
     case Action::scalars:
       plan.to = inputs.present.first;
+      break;
+    case Action::operands:
+      plan.to = inputs.present.one_lower();
+      if (plan.to == Kind::other) return leave_as_written(rule.reason, precision_as_written(inputs));
       break;
     case Action::left:
     case Action::none:

@@ -14,6 +14,7 @@ enum class Action : std::uint8_t {
   widest,       // rule 2: every eligible input in the widest among them
   in_place,     // rule 3: the first input keeps its precision, the others are cast to it
   first_input,  // rule 4: the others are cast to the precision of the first floating input
+  operands,     // every eligible input in the one lower precision among them, if there is one
   scalars,      // rule 9 alone: torch accepts mixed precisions, but no number beyond the range of the first input
   left,         // nothing is cast, and the call is counted: opt_level="O0"
   refused,      // an error: the operation's backward would lose values in the lower precision

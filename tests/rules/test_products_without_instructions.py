@@ -74,16 +74,19 @@ def assert_near(made: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@each("are_lower", [False, True])
+@each("operands", ["float32", "lower", "lower, by preset half"])
 @each("name", CALLS)
-def test_results_and_gradients_are_those_of_rounded_operands(dtype: torch.dtype, name: str, are_lower: bool) -> None:
+def test_results_and_gradients_are_those_of_rounded_operands(dtype: torch.dtype, name: str, operands: str) -> None:
     call, sizes = CALLS[name]
     values = [torch.randn(one) for one in sizes]
-    given = [(one.to(dtype) if are_lower else one.clone()).requires_grad_() for one in values]
+    given = [(one.clone() if operands == "float32" else one.to(dtype)).requires_grad_() for one in values]
     with hmp.disable_casts():
         gradient = torch.randn_like(call(*values))
     wanted = exact(call, values, dtype, gradient)
-    hmp.convert(preset="recommended", within="everywhere", dtype=dtype)
+    if operands == "lower, by preset half":
+        hmp.convert(preset="half")
+    else:
+        hmp.convert(preset="recommended", within="everywhere", dtype=dtype)
     made = call(*given)
     assert made.dtype is dtype or name == "matmul of a vector"
     gradients = torch.autograd.grad(made, given, gradient.to(made.dtype))

@@ -39,6 +39,7 @@ constexpr std::pair<std::string_view, rules::Action> actions[] = {
     {"widest", rules::Action::widest},   {"in_place", rules::Action::in_place},
     {"scalars", rules::Action::scalars}, {"first_input", rules::Action::first_input},
     {"refused", rules::Action::refused}, {"left", rules::Action::left},
+    {"operands", rules::Action::operands},
 };
 constexpr std::pair<std::string_view, Kind> precisions[] = {
     {"bf16", Kind::bf16}, {"fp16", Kind::f16}, {"fp32", Kind::f32}};

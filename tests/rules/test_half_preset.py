@@ -1,0 +1,168 @@
+"""``preset="half"``: products of lower operands are rounded once, and no result has another dtype than torch's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp.patches.torch import products as products_patch
+from helpers.each import each
+
+pytestmark = pytest.mark.usefixtures("counted")
+KINDS = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=["as it is", "without instructions"], autouse=True)
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "without instructions":
+        monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(products_patch, "multiplies_float16", lambda: False)
+    torch.manual_seed(0)
+
+
+class Model(nn.Module):
+    """Layers of several kinds, of 128 values at 8 places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 128)
+        self.conv = nn.Conv1d(128, 128, 3, padding=1)
+        self.attention = nn.MultiheadAttention(128, 4, batch_first=True)
+        self.norm = nn.LayerNorm(128)
+        self.lstm = nn.LSTM(128, 128, batch_first=True)
+        self.head = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 16))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.conv(self.embedding(words).mT).mT
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        return F.softmax(self.head(self.lstm(x)[0]), -1)
+
+
+WORDS = torch.arange(32).remainder(16).reshape(4, 8)
+#: Calls of what is no product, with what each is given.
+OTHERS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "softmax": (lambda x: F.softmax(x, -1), ((4, 8),)),
+    "layer_norm": (lambda x: F.layer_norm(x, (8,)), ((4, 8),)),
+    "exp": (torch.exp, ((4, 8),)),
+    "a sum": (lambda x: x.sum(), ((4, 8),)),
+    "mul of another precision": (lambda x, y: x * y.float(), ((4, 8), (4, 8))),
+    "cat of another precision": (lambda x, y: torch.cat([x, y.float()]), ((4, 8), (4, 8))),
+    "mse_loss": (F.mse_loss, ((4, 8), (4, 8))),
+    "cumsum": (lambda x: x.cumsum(0), ((4, 8),)),
+    "a number out of range": (lambda x: x.masked_fill(x > 0, float("-inf")), ((4, 8),)),
+    "index_add": (lambda x: x.index_add(0, torch.tensor([0, 0, 1, 1]), x), ((4, 8),)),
+}
+
+
+@each("dtype", KINDS)
+@each("name", OTHERS)
+def test_what_is_no_product_is_torchs_own(name: str, dtype: torch.dtype) -> None:
+    call, sizes = OTHERS[name]
+    values = [torch.randn(one).to(dtype).requires_grad_() for one in sizes]
+    expected = call(*values)
+    gradients = torch.autograd.grad(expected.sum(), values)
+    hmp.convert(preset="half")
+    made = call(*values)
+    assert made.dtype is expected.dtype
+    assert torch.equal(made, expected)
+    assert all(map(torch.equal, torch.autograd.grad(made.sum(), values), gradients))
+    assert hmp.report(show=False).rows == ()
+
+
+@each("dtype", KINDS)
+def test_a_model_computes_in_its_own_precision(dtype: torch.dtype) -> None:
+    model = Model().to(dtype)
+    exact = copy.deepcopy(model).float()
+    exact(WORDS).square().sum().backward()
+    for other in KINDS:
+        hmp.convert(preset="half", dtype=other)
+        result = model(WORDS)
+        assert result.dtype is dtype
+        model.zero_grad()
+        result.float().square().sum().backward()
+        for one, other in zip(model.parameters(), exact.parameters(), strict=True):
+            assert one.grad is not None
+            assert one.grad.dtype is dtype
+            assert (one.grad.float() - other.grad).norm() <= 0.1 * other.grad.norm()
+    rows = hmp.report(show=False).rows
+    assert {row.operation for row in rows} >= {"linear", "conv1d", "lstm"}
+    assert {(row.precision, row.reason) for row in rows} == {("bf16" if dtype is torch.bfloat16 else "fp16", "operands")}
+
+
+def test_a_model_in_float32_stays_as_it_is() -> None:
+    model = Model()
+    with torch.no_grad():
+        expected = model(WORDS)
+        hmp.convert(preset="half")
+        assert torch.equal(model(WORDS), expected)
+    assert {(row.precision, row.reason) for row in hmp.report(show=False)} == {("fp32", "operands")}
+
+
+def test_what_torch_refuses_it_refuses() -> None:
+    x, y = torch.ones(4, 4).bfloat16(), torch.ones(4, 4).half()
+    hmp.convert(preset="half")
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.mm(x, y)
+    with pytest.raises(RuntimeError, match="ow precision dtypes"):
+        torch.linalg.inv(x)
+
+
+@each("dtype", KINDS)
+def test_a_kept_module_a_rule_and_a_list_hold(dtype: torch.dtype, tmp_path: Any) -> None:
+    model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128), nn.Softmax(-1), nn.Linear(128, 4)).to(dtype)
+    (tmp_path / "fp32.txt").write_text("softmax\n")
+    hmp.convert(preset="half", rules={"linear @ 1": "fp32"}, fp32_file_path=tmp_path / "fp32.txt", report="modules")
+    hmp.keep(model[0])
+    with torch.no_grad():
+        assert model(torch.randn(64, 128).to(dtype)).dtype is dtype  # a float32 operand beside lower ones is cast
+    lower = "bf16" if dtype is torch.bfloat16 else "fp16"
+    found = {(row.operation, row.module): row.precision for row in hmp.report(show=False)}
+    expected = ("linear", "0", "fp32"), ("linear", "1", "fp32"), ("softmax", "2", "fp32"), ("linear", "3", lower)
+    assert found == {(name, f"Sequential.{place}"): precision for name, place, precision in expected}
+
+
+@each("dtype", KINDS)
+def test_a_region_has_it_for_its_block(dtype: torch.dtype) -> None:
+    x, w = torch.randn(100, 3000).to(dtype), torch.randn(3000, 100).to(dtype)
+    exact = (x.double() @ w.double()).to(dtype)
+    with hmp.autocast("cpu", preset="half"), hmp.watch("lines"):
+        made = x @ w
+        assert torch.exp(x).dtype is dtype
+    assert (made != exact).float().mean() < 0.01
+    assert {(row.operation, row.reason) for row in hmp.report(show=False) if row.is_lower} >= {("matmul", "operands")}
+
+
+def test_levels() -> None:
+    hmp.convert(opt_level="O0", preset=None)
+    with pytest.raises(ValueError, match='opt_level="O2" runs all but products in float32'):
+        hmp.convert(opt_level="O2", preset="half")
+    assert hmp.is_converted()
+    hmp.convert(preset="half")
+    assert (hmp.explain("linear").reason, hmp.explain("softmax").precision) == ("operands", "unchanged")
+
+
+def test_o0_of_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(64, 256).bfloat16()
+    expected = x @ x.t()
+    monkeypatch.setenv("HABANA_MP_OPT_LEVEL", "O0")
+    hmp.convert(preset="half")
+    assert torch.equal(x @ x.t(), expected)
+    assert {row.reason for row in hmp.report(show=False)} == {"level"}
+
+
+@each("dtype", KINDS)
+def test_compiled_code_has_it(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64)).to(dtype)
+    x = torch.randn(64, 256).to(dtype)
+    hmp.convert(preset="half")
+    eager = model(x)
+    compiled = torch.compile(model)(x)
+    assert compiled.dtype is dtype
+    torch.testing.assert_close(compiled, eager)
