@@ -195,14 +195,14 @@ def _make_policy(level: str, options: Options) -> tuple[Policy, Preset]:
     lower_path, fp32_path, preset = options.bf16_file_path, options.fp32_file_path, options.preset
     given = given_rules(options.rules, options.lower)
     exact = exact_code(options.exact)
-    if options.rules and options.opt_level == "O0":
-        warn('the rules are ignored: opt_level="O0" casts nothing')
-    if options.opt_level != "O1" and (lower_path or fp32_path or preset):
-        warn(f'the lists are ignored: opt_level="{options.opt_level}" does not use them')
     if options.opt_level == "O2" and preset == "half":
         raise ValueError(
             'opt_level="O2" runs all but products in float32, and preset="half" casts nothing: leave one of them out'
         )
+    if options.rules and options.opt_level == "O0":
+        warn('the rules are ignored: opt_level="O0" casts nothing')
+    if options.opt_level != "O1" and (lower_path or fp32_path or preset):
+        warn(f'the lists are ignored: opt_level="{options.opt_level}" does not use them')
     if options.opt_level == "O2":
         start, policy = Preset("", ""), policy_o2(options.lower, given)
     else:
