@@ -100,8 +100,8 @@ class RulesInModules:
         if len(found) == 1:
             return found.pop()
         self._warn_once(
-            (type(chain[0]), *sorted(found)),
-            f"{type(chain[0]).__name__} runs in float32: it was called alone, and the models that hold it keep it in "
+            (type(chain[-1]), frozenset(found)),
+            f"{type(chain[-1]).__name__} runs in float32: it was called alone, and the models that hold it keep it in "
             "different precisions. Call it within one of them, or use `hmp.keep` on it",
         )
         return "fp32"
