@@ -99,6 +99,20 @@ class NeverDestroyed {
   };
 };
 
+// While one of these lives, CPython collects no garbage: a collection runs code of other objects.
+class NoCollection {
+ public:
+  NoCollection() : was_on_(PyGC_Disable() != 0) {}
+  ~NoCollection() {
+    if (was_on_) PyGC_Enable();
+  }
+  NoCollection(const NoCollection&) = delete;
+  NoCollection& operator=(const NoCollection&) = delete;
+
+ private:
+  bool was_on_;
+};
+
 // Returns the object with one more reference, which is never released.
 inline PyObject* immortal(PyObject* object) noexcept { return Owned::borrowed(object).release(); }
 

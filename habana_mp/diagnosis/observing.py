@@ -154,7 +154,7 @@ class InFloat32(Observer):
 
 
 class Compiled(Observer):
-    """Gets no calls: compiled functions run compiled. They would be compiled otherwise if modules had hooks."""
+    """Gets no calls: compiled functions run compiled. Hooks on modules would change what is compiled."""
 
     hooks_modules = False
 

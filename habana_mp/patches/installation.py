@@ -235,7 +235,7 @@ class Installation:
             self.install(None) if self._regions_in_torch else self.restore()
 
     def restore(self) -> None:
-        """Uninstalls all but what open records need."""
+        """Uninstalls all but what open records and diagnoses need."""
         with locks.installation:
             self.uninstall()
             self._observe()

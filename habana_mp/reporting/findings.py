@@ -70,9 +70,9 @@ class _Part:
         self.seconds = sum(row.seconds or 0.0 for row in rows)
         self.casting = sum(row.cast_seconds or 0.0 for row in rows)
         whole, self.of_time = report.size
-        #: Their time if that of the report is known, or else their calls; and its share of all rows, which are not all
-        #: that ran: no text has it.
+        #: Their time if the report has times, or else their calls.
         self.size = self.seconds if self.of_time else float(self.calls)
+        #: Its part of all rows. It is compared with limits, and never shown, as not all that ran has a row.
         self.share = self.size / whole if whole else 0.0
         self.counted = counted(self.calls, "call")
 
@@ -402,7 +402,9 @@ def _words(report: Records, part: _Part, others: Sequence[Row]) -> dict[str, obj
         "angle": f"{angle:,.0f}",
         "error": f"{angle / 2 ** (bits + 1):.2g} radians",
         "remedy": "Compute it under hmp.disable_casts()" + (', or start from preset="recommended"' if by_list else ""),
-        "instead": "log_softmax" if row.operation == "softmax" else "binary_cross_entropy_with_logits or logsigmoid",
+        "instead": "log_softmax, which takes"
+        if row.operation == "softmax"
+        else "binary_cross_entropy_with_logits or logsigmoid, which take",
     }
 
 
@@ -457,7 +459,7 @@ def _may_be_lowered(row: Row) -> bool:
     """True if a finding may advise to lower it: a product, or what stands between lowered calls, in the forward of a
     module. Outside of one, in a backward and in exact code, float32 may be meant. Other calls no list can lower."""
     in_forward = row.module is not None and row.phase == "forward"
-    is_fixed = row.reason in ("arithmetic", "in_place", "level", "library", "no_kernel", "no_product")
+    is_fixed = row.reason in ("arithmetic", "in_place", "library", "no_kernel", "no_product")
     return in_forward and not is_fixed and ops.has_kernel(row.operation) and not _is_own_choice(row)
 
 
@@ -465,8 +467,8 @@ def _casts_weight_anew(row: Row) -> bool:
     """True if most calls cast their weight again. At most one cast per call is of the input, the others are of the
     weight or the bias."""
     takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
-    is_told = row.is_lower and row.phase == "forward" and row.calls >= 10 and not row.refused
-    return takes_one_input and is_told and 2 * (row.casts - row.needed) > 3 * row.calls
+    is_counted = row.is_lower and row.phase == "forward" and row.calls >= 10 and not row.refused
+    return takes_one_input and is_counted and 2 * (row.casts - row.needed) > 3 * row.calls
 
 
 def _holds_float64(row: Row) -> bool:
@@ -498,16 +500,16 @@ def _that_it_follows(flow: _Flow, number: int) -> list[int]:
 
 
 def _coarse_products(flow: _Flow, number: int) -> list[int] | None:
-    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and what is between
-    there that a list lowers, and means. If the other term is made of the product too, both are rounded in the same way:
-    `scores - scores.max()`."""
+    """Returns the products in lower precision that a term of a sum is, or a multiple or a sum of, and of what is before
+    the sum the means and what a list lowers. Returns None if the other term is made of the product too: both are
+    rounded in the same way, as in `scores - scores.max()`."""
     behind = {term: flow.behind((term,), _SCALINGS | _SUMS) for term in flow.makers[number]}
     made = {one for its in behind.values() for one in its}
     found = flow.lower_products(made)
     others = [term for term, its in behind.items() if its.isdisjoint(found)]
     lower = flow.lower_others(flow.behind((number,)))
-    between = [one for one in lower if flow.rows[one].reason == "list" or _is_mean(flow.rows[one])]
-    return found + between if found and flow.behind(others).isdisjoint(found) else None
+    others_before = [one for one in lower if flow.rows[one].reason == "list" or _is_mean(flow.rows[one])]
+    return found + others_before if found and flow.behind(others).isdisjoint(found) else None
 
 
 def _products_of_system(flow: _Flow, number: int) -> list[int] | None:
@@ -524,9 +526,13 @@ def _last_sums(flow: _Flow, number: int) -> list[int] | None:
 
 
 def _parts_of_loss(flow: _Flow, number: int) -> list[int]:
-    """Returns what computes a loss in its module, from the products on."""
-    behind = flow.lower_others(flow.behind((number,)))
-    return [one for one in behind if flow.rows[one].module == flow.rows[number].module]
+    """Returns the operation that gives a loss, and those of its module between it and the nearest products."""
+    found = new = [number]
+    while new:
+        makers = flow.lower_others({maker for one in new for maker in flow.makers[one]}.difference(found))
+        new = [one for one in makers if flow.rows[one].module == flow.rows[number].module]
+        found = found + new
+    return found
 
 
 def _sums_of_steps(flow: _Flow, number: int) -> list[int] | None:
@@ -700,7 +706,7 @@ _KINDS = (
         "rounded probabilities",
         lambda row: row.is_lower and row.operation in ("sigmoid", "softmax"),
         "{named} gives probabilities in {row.precision} to {other}: those near 0 and 1 are rounded to them, and so is "
-        "the loss ({calls}). Use {instead}, which take no probabilities, or call .float() before",
+        "the loss ({calls}). Use {instead} no probabilities, or call .float() before",
         mended_by="fp32",
         others=_logarithms_of,
     ),

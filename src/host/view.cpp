@@ -59,21 +59,6 @@ bool is_dense_on_cpu(PyObject* tensor) noexcept {
   return (keys & inside.least) == inside.least && (keys & ~(inside.plain | inside.negative)) == 0;
 }
 
-// While one of these lives, CPython collects no garbage. A collection runs code of other objects, which may exchange
-// the memory of the tensor that the caller is about to read (`tensor.data = other`).
-class NoCollection {
- public:
-  NoCollection() : was_on_(PyGC_Disable() != 0) {}
-  ~NoCollection() {
-    if (was_on_) PyGC_Enable();
-  }
-  NoCollection(const NoCollection&) = delete;
-  NoCollection& operator=(const NoCollection&) = delete;
-
- private:
-  bool was_on_;
-};
-
 Owned allocate_by_functions(const DLTensor& like, Kind kind, void*& values) {
   std::vector<std::int64_t> strides(static_cast<std::size_t>(like.ndim));
   std::int64_t stride = 1;
@@ -222,7 +207,7 @@ bool is_contiguous(const DLTensor& view) noexcept {
 
 Owned allocate_like(const DLTensor& like, Kind kind, void*& values) {
   if (!can_view()) return nullptr;
-  const NoCollection none;
+  const NoCollection none;  // it may exchange the memory of the tensor that the caller is about to read
   return api.exchange != nullptr ? allocate_by_exchange(like, kind, values) : allocate_by_functions(like, kind, values);
 }
 

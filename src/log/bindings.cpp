@@ -1,3 +1,4 @@
+// What Python calls of the log.
 
 #include <memory>
 #include <stdexcept>

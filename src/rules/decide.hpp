@@ -103,13 +103,6 @@ constexpr bool casts_only_numbers(const Rule& rule) { return rule.action == Acti
 
 // ---- the draft: the decision that the rule makes from the inputs alone ----------------------------------------------
 
-// The precision in which a call runs as it is written, or unchanged where it is none of the reported ones.
-inline Precision precision_as_written(const Inputs& inputs) {
-  const Kinds kinds = inputs.present.kinds & floating;
-  if (inputs.explicit_dtype || kinds == 0 || (inputs.present.kinds & bit(Kind::wide)) != 0) return inputs.given;
-  return precision_of(inputs.present.widest());
-}
-
 inline Plan leave_as_written(Reason reason, Precision precision = Precision::unchanged, Where where = Where::here()) {
   trace("nothing is to be cast", describe(reason), where);
   return {.decision = {precision, reason}};
@@ -131,7 +124,7 @@ Kind widest_of(const Rule& rule, Inputs& inputs, const Facts& facts, Plan& plan)
 
 template <typename Facts>
 Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
-  if (rule.action == Action::left) return leave_as_written(Reason::level, precision_as_written(inputs));
+  if (rule.action == Action::left) return leave_as_written(Reason::level, inputs.given);
   if (inputs.explicit_out) return leave_as_written(Reason::explicit_out, inputs.given);
   if (inputs.explicit_dtype) return leave_as_written(Reason::explicit_dtype, inputs.given);
   if ((inputs.present.kinds & floating) == 0 || (inputs.present.kinds & bit(Kind::wide)) != 0) {

@@ -1,3 +1,4 @@
+// What Python calls of the watch: its begin and its end, and what it recorded as plain data.
 
 #include <cstdint>
 #include <memory>
@@ -62,18 +63,17 @@ py::dict shown(const watch::Record& record) {
   return row;
 }
 
+// In each of these functions a collection could run code that drops what is read.
 py::list watched_calls() {
-  // Making objects may run other code, which may drop the records.
-  const std::uint64_t generation = watch::record_generation();
+  const NoCollection none;
   py::list rows;
-  for (std::size_t i = 0; watch::record_generation() == generation && i < watch::all_records().size(); ++i) {
-    rows.append(shown(watch::all_records()[i]));
-  }
+  for (const watch::Record& record : watch::all_records()) rows.append(shown(record));
   return rows;
 }
 
 // Returns a list of (path, class name, calls, nanoseconds).
 py::list watched_modules() {
+  const NoCollection none;
   py::list rows;
   for (const std::shared_ptr<watch::ModulePath>& path : watch::all_paths()) {
     rows.append(
@@ -85,6 +85,7 @@ py::list watched_modules() {
 // Returns a list of (record or -1, path of the module or None, begin, end, thread). The times are nanoseconds since
 // 1970.
 py::list watched_events() {
+  const NoCollection none;
   const std::uint64_t shift = watch::nanoseconds<std::chrono::system_clock>() - watch::nanoseconds();
   py::list rows;
   for (const watch::Event& event : watch::events()) {
@@ -125,7 +126,7 @@ void register_watch(py::module_& module) {
   module.def("running_module", &watch::running_module);
   module.def("set_module_names", [](const py::object& names) { watch::set_module_names(names.ptr()); });
   module.def("forget_module_names", &watch::forget_module_names);
-  py::class_<watch::ModuleCall>(module, "Block", "Code that was given away in a module, and runs now.")
+  py::class_<watch::ModuleCall>(module, "Block", "A block that was deferred in a module, and runs now.")
       .def("leave", &watch::ModuleCall::leave);
   module.def("enter_block", &watch::enter_block);
   module.def("watch_sizes", [] {

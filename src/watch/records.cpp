@@ -18,7 +18,7 @@ namespace habana_mp::watch {
 
 namespace {
 
-// Memory is reused, so an entry is valid only while all of these fields match. The array is small because most inputs
+// Memory is reused, so an entry is valid only while `memory` and `rest` match. The array is small because most inputs
 // of a call were made just before it: a few cache lines are searched, the last entry first.
 struct Made {
   const void* memory = nullptr;

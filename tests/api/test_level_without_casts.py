@@ -57,7 +57,7 @@ def test_its_report_compares_with_that_of_the_other_run(
     compared = hmp.compare(lower, without)
     found = {(pair.a["operation"], pair.a["module"]) for pair in compared.pairs}
     assert {one for one, _ in found} >= {"linear", "layer_norm"}
-    assert {pair.b["precision"] for pair in compared.pairs} == {"fp32"}
+    assert {pair.b["precision"] for pair in compared.pairs} == {"unchanged"}
     assert not compared.new
     assert all(row["reason"] == "unlisted" for row in compared.gone)  # their inputs are in float32 now
     assert without.words[0] == 'Nothing ran in lower precision: opt_level="O0" casts nothing'
@@ -100,7 +100,7 @@ def test_the_log_has_each_call(level: dict[str, Any], tmp_path: Path) -> None:
     hmp.restore()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text("utf-8").splitlines()]
     found = [(one["operation"], one["precision"], one["reason"]) for one in lines if one["kind"] == "operation"]
-    assert ("mm", "fp32", "level") in found
+    assert ("mm", "unchanged", "level") in found
 
 
 def test_regions_count_and_cast_nothing_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_regions_count_and_cast_nothing_where_the_environment_says_so(monkeypatc
         with pytest.raises(TypeError):
             X.bfloat16().numpy()
     (row,) = hmp.report(show=False)
-    assert (row.operation, row.precision, row.reason) == ("mm", "fp32", "level")
+    assert (row.operation, row.precision, row.reason) == ("mm", "unchanged", "level")
 
 
 def test_where_casts_are_disabled_the_watch_says_so_as_in_the_other_run(level: dict[str, Any]) -> None:

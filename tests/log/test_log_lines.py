@@ -16,7 +16,7 @@ from helpers.log_lines import MUL, emit, line_of, read, records
 # The text of a line
 
 
-def test_a_cast_reads_as_in_the_seeds(tmp_path: Path) -> None:
+def test_a_cast_is_one_line_of_the_function_and_the_precision(tmp_path: Path) -> None:
     open_log(tmp_path / "casts.log")
     emit(precision="fp32")
     assert read(tmp_path / "casts.log") == "casting  <method '__mul__' of 'torch._C.TensorBase' objects>  to  to_fp32\n"
@@ -42,7 +42,7 @@ def test_a_cast_names_its_reason_only_where_the_precision_was_not_free_and_a_cal
 def test_the_suffix_of_the_path_asks_for_json_lines(tmp_path: Path, name: str) -> None:
     open_log(tmp_path / name)
     emit(casts=3)
-    before = datetime.now(UTC)
+    now = datetime.now(UTC)
     (record,) = records(tmp_path / name)
     moment = datetime.fromisoformat(record.pop("time"))
     assert record == {
@@ -56,7 +56,7 @@ def test_the_suffix_of_the_path_asks_for_json_lines(tmp_path: Path, name: str) -
         "casts": 3,
     }
     assert moment.utcoffset() == timedelta(0)
-    assert abs(before - moment) < timedelta(minutes=1)
+    assert abs(now - moment) < timedelta(minutes=1)
 
 
 def test_json_names_precision_and_reason_by_their_words(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_a_process_that_is_spawned_has_its_own_file_under_the_command(tmp_path: 
     assert [row["operation"] for row in rows_of(tmp_path / "out", "process-1")] == ["sin"]
 
 
-def test_a_module_whose_init_was_interrupted_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_record_leaves_out_modules_whose_init_was_interrupted(tmp_path: Path) -> None:
     left = torch.nn.Linear.__new__(torch.nn.Linear)
     with hmp.record(tmp_path):
         torch.nn.Linear(4, 3)(torch.ones(2, 4))

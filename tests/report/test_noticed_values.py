@@ -846,21 +846,31 @@ def test_a_loss_in_lower_precision_is_found_once() -> None:
         assert f"test_noticed_values.py:{marked_line(__file__, 'the loss')}" in one.text
 
 
-def test_the_advice_on_a_loss_names_all_that_computes_it() -> None:
+LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], set[str]]] = {
+    "a mean": (lambda scores: (scores - 5.0).pow(2).mean(), {"sub", "pow", "mean"}),
+    "a product": (lambda scores: (error := (scores - 5.0).flatten()) @ error, {"sub", "matmul"}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_advice_on_a_loss_names_all_that_computes_it_after_the_products(name: str) -> None:
+    call, operations = LOSSES[name]
     x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head = nn.Linear(16, 1)
+            self.weights = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(1, 16))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (self.head(x) - 5.0).pow(2).mean()
+            first, last = self.weights
+            return call(F.linear(F.relu(F.linear(x, first)), last))
 
     torch.manual_seed(0)
     model = Model()
-    scores = F.linear(x.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16())
-    exact = float((scores.double() - 5).pow(2).mean())
+    with torch.no_grad():
+        first, last = (one.bfloat16() for one in model.weights)
+        exact = float(call(F.linear(F.relu(F.linear(x.bfloat16(), first)), last).double()))
 
     def wrong_by(**options: Any) -> float:
         hmp.convert(report="lines", **options)
@@ -871,6 +881,7 @@ def test_the_advice_on_a_loss_names_all_that_computes_it() -> None:
 
     wrong = wrong_by()
     (rule,) = (one.rule for one in hmp.report(show=False).findings if one.kind == "loss in lower precision")
+    assert {line.partition(" @ ")[0] for line in rule} == operations
     assert wrong_by(rules=dict(rule)) < min(wrong / 10, 1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -188,3 +189,22 @@ def test_an_unknown_detail_is_refused_and_nothing_changes(wrong: Any) -> None:
     with pytest.raises(ValueError, match=message.replace("report", "detail")), hmp.watch(wrong):
         pass
     assert torch.mm(X, X.t()).dtype is torch.bfloat16
+
+
+def test_a_finalizer_that_resets_the_report_while_it_is_read() -> None:
+    class Resets:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            hmp.reset_report()
+
+    exec(compile("torch.exp(X)\n" * 300, "many_lines.py", "exec"))
+    before = gc.get_threshold()
+    gc.collect()
+    Resets()
+    try:
+        gc.set_threshold(1)
+        assert len(_core.watched_calls()) in (0, 300)
+    finally:
+        gc.set_threshold(*before)

@@ -113,6 +113,19 @@ def test_a_part_of_a_kept_model_and_of_another_one(order: tuple[str, ...]) -> No
         hmp.keep(First, precision=None)
 
 
+def test_each_class_of_parts_that_models_keep_in_different_precisions_is_warned_of() -> None:
+    class Another(Net):
+        pass
+
+    hmp.convert()
+    holders = [(First(part), Second(part), part) for part in (Net(), Another())]
+    for first, second, part in holders:
+        hmp.keep(first)
+        hmp.keep(second, "bf16")
+        with pytest.warns(HmpWarning, match=f"{type(part).__name__} runs in float32"):
+            part(X)
+
+
 def test_models_whose_lines_agree_raise_no_warning() -> None:
     hmp.convert(rules={"linear @ *.encoder": "fp32"})
     models = _models(Net())

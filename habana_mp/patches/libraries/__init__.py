@@ -1,4 +1,4 @@
-"""What is known of libraries: one file for each, which is found by itself.
+"""What is done for libraries: one file for each, all of which are found.
 
 A file defines some of these:
 
@@ -8,7 +8,6 @@ A file defines some of these:
 - ``EXCHANGES``: other functions of the library, and what they are replaced by
 - ``EXACT_PACKAGES``: names of packages whose own arithmetic is not lowered (``tools/exact_code.py``)
 - ``PATCHES``: classes of other patches
-- ``WRAPPERS``: classes of modules that wrap another one, by their full name, and their attribute for it
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from habana_mp.patches.tools.exact_code import ExactPackages
 from habana_mp.patches.tools.in_float32 import exactly
 from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
 from habana_mp.patches.tools.patch import Patch
-from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.exact_code_in_graphs import exact_code_in_graphs
 
 
@@ -62,5 +60,4 @@ def library_patches() -> Iterator[Patch]:
         yield from exchange.patches()
     yield ExactPackages(exact_packages(), exact_code_in_graphs.follow)
     for file in _files():
-        module_paths.wrappers.update(getattr(file, "WRAPPERS", {}))
         yield from (patch() for patch in getattr(file, "PATCHES", ()))

@@ -1,8 +1,8 @@
-"""What patches note for the report beside what the core counts, and what a record has."""
+"""The block that stops notes for the report, and records, while a step is repeated."""
 
 from __future__ import annotations
 
 from habana_mp.common.blocks import ProcessBlock
 
-#: A block in which no thread notes anything for the report, or records it.
+#: While it is entered, no patch notes anything for the report, and no call is recorded, in any thread.
 no_notes = ProcessBlock()

@@ -1,9 +1,9 @@
-"""Shows if a step calls compiled functions, and runs it with these functions compiled."""
+"""Finds out whether a step calls compiled functions, and runs it with these compiled anew."""
 
 from __future__ import annotations
 
+import importlib
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,9 +40,9 @@ Lines = set[tuple[str, int]]
 def noting_compiled_calls() -> Iterator[list[Any]]:
     """A block that yields a list, which is not empty in the end if compiled functions were called."""
     calls: list[Any] = []
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    dynamo: Any = importlib.import_module("torch._dynamo.eval_frame")  # the step may be the first that compiles
     with Exchanged() as exchanged:
-        if dynamo is not None and holds(_RUNS, lambda: callable(dynamo._callback_from_stance), "calls"):
+        if holds(_RUNS, lambda: callable(dynamo._callback_from_stance), "calls"):
             former = dynamo._callback_from_stance
 
             def noting(callback: Any) -> Any:
@@ -113,7 +113,7 @@ def _is_fused(node: torch.fx.Node) -> bool:
 
 
 def line_of_node(node: torch.fx.Node) -> tuple[str, int]:
-    """Returns the file and the line of the innermost call in user code."""
+    """Returns the file and the line of the innermost call in user code; ``""`` and 0 if there is none."""
     frames: list[tuple[str, str]] = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [one for one in frames if not is_passed_over(one[0])]
     return (own[-1][0], int(own[-1][1])) if own else ("", 0)

@@ -162,6 +162,6 @@ def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def all_modules() -> list[torch.nn.Module]:
-    """Returns all modules of the process, except those that `gc.freeze()` has set aside, and those whose `__init__` has
-    not begun or was interrupted: they hold nothing."""
+    """Returns all modules of the process, except those that `gc.freeze()` has set aside, and those in which
+    `nn.Module.__init__` did not run: they hold nothing."""
     return [one for one in _core.living(torch.nn.Module) if vars(one).keys() >= {"_modules", "_parameters"}]

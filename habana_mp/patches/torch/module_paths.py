@@ -33,8 +33,12 @@ _WRAPPERS = {
     "Wrapper": "_export_root",  # both are made by torch.export
 }
 
-#: The same for classes of libraries, by their full names; `patches/libraries/` fills it.
-wrappers: dict[str, str] = {}
+#: The same for classes of peft, and those that derive from them, by full names.
+_WRAPPERS_OF_PEFT = {
+    "peft.peft_model.PeftModel": "base_model",
+    "peft.tuners.tuners_utils.BaseTuner": "model",
+    "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
+}
 
 #: Root modules by identity, and their names: the name of the class, with the first number from 2 on that no other one
 #: has if others of the class live.
@@ -231,7 +235,7 @@ def wrapped_by(module: Any) -> str | None:
     """Returns the name of the attribute that holds a wrapper's module, or None for any other module."""
     name = _WRAPPERS.get(type(module).__name__)
     for kind in type(module).__mro__ if name is None else ():
-        name = name or wrappers.get(f"{kind.__module__}.{kind.__qualname__}")
+        name = name or _WRAPPERS_OF_PEFT.get(f"{kind.__module__}.{kind.__qualname__}")
     return name if name is not None and isinstance(getattr(module, name, None), torch.nn.Module) else None
 
 

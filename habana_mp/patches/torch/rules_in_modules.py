@@ -43,13 +43,13 @@ class RulesInModules:
         #: The lines of these sets, by their numbers.
         self._decided: dict[int, Decided] = {}
         #: What was warned about, and the patterns that were compared with a model.
-        self._told: set[object] = set()
+        self._warned: set[object] = set()
         self.is_on = False
         self._resolver, self._judge = run_by_python(self._number), run_by_python(self._judge_first_call)
 
     def forget_warnings(self) -> None:
         """Lets each warning be given again."""
-        self._told.clear()
+        self._warned.clear()
 
     def begin(self) -> None:
         """Makes the rules depend on the running module, from now on. Forgets the rule sets that were found before."""
@@ -91,7 +91,7 @@ class RulesInModules:
                     self._numbers[key] = self._made(policy, matches, lists, kept)
                 number = self._numbers[key]
             if kept is None and len({*matches}) > 1:
-                self._tell_of_lines_that_disagree(policy, matches, trees)
+                self._warn_of_lines_that_disagree(policy, matches, trees)
             return number
 
     def _kept(self, chain: list[Any]) -> str | None:
@@ -99,9 +99,9 @@ class RulesInModules:
         found = module_paths.precisions_kept_in(chain)
         if len(found) == 1:
             return found.pop()
-        self._tell_once(
-            frozenset(found),
-            f"{type(chain[0]).__name__} runs in float32: it was called alone, and the models that hold it keep it in "
+        self._warn_once(
+            (type(chain[-1]), frozenset(found)),
+            f"{type(chain[-1]).__name__} runs in float32: it was called alone, and the models that hold it keep it in "
             "different precisions. Call it within one of them, or use `hmp.keep` on it",
         )
         return "fp32"
@@ -120,25 +120,25 @@ class RulesInModules:
             compile_nothing()
             if "torch._dynamo" in sys.modules:
                 text = "the rules differ in more modules than torch.compile can tell apart, so it compiles nothing"
-                self._tell_once(text, text)
+                self._warn_once(text, text)
         return number
 
-    def _tell_of_lines_that_disagree(
+    def _warn_of_lines_that_disagree(
         self, policy: Policy, matches: list[Match], trees: list[module_paths.Tree]
     ) -> None:
         disputed = policy.module_rules.decided(matches)[1]
         lines = ", ".join(sorted(f"`{one.line_text}` ({one.where})" for one in disputed))
         paths = [".".join((type(one.outermost).__name__, *min(one.paths))) for one in trees]
         if disputed:
-            self._tell_once(
+            self._warn_once(
                 frozenset(disputed),
                 f"{' and '.join(sorted(paths))} are one module, which was called alone, and other lines hold in each "
                 f"place: what {lines} say runs in float32 there. Write these lines for all of its places",
             )
 
-    def _tell_once(self, what: object, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn_once(self, what: object, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             warn(text)
 
     def _judge_first_call(self, chain: list[Any], lists: int, uses: list[Any] | None) -> None:
@@ -157,37 +157,37 @@ class RulesInModules:
             here = {**policy.lines, **self._decided.get(number, {})}.get(operation)
             precision, line = self._decided.get(self._number([owner, *running], lists), {}).get(operation, (None, KEPT))
             if precision and precision != (here[0] if here else precision if line.name == EVERY else None):
-                self._tell_of_weight_used_elsewhere(line, operation, owner, running)
+                self._warn_of_weight_used_elsewhere(line, operation, owner, running)
         # A module without weights is no model: it prepares data or computes a loss, also before there is a model.
         if holders:
             self._judge_patterns(policy, trees[0].outermost)
 
-    def _tell_of_weight_used_elsewhere(self, line: Listed, operation: str, owner: Any, running: list[Any]) -> None:
-        """Warns once of a line that holds in a module, but not here, where another one reads its weights itself."""
+    def _warn_of_weight_used_elsewhere(self, line: Listed, operation: str, owner: Any, running: list[Any]) -> None:
+        """Warns once of a line for a module whose weights another module reads itself, where the line does not hold."""
         outermost, paths = module_paths.trees_of(running)[0]
         user = ".".join(min(paths)) or type(outermost).__name__
         named = ".".join(min(module_paths.trees_of([owner, *running])[0].paths))
         what, write = f"hmp.keep of `{named}`", f"keep `{user}`"
         if line.pattern:
             what, write = f"{line.where}: `{line.line_text}`", f"write `{line.name} @ {user}`"
-        self._tell_once(
+        self._warn_once(
             what,
             f"{what} does not hold for `{operation}` in {type(running[0]).__name__}, which reads the weights of "
             f"`{named}` itself: {write}, or call `{named}` there",
         )
 
     def _judge_patterns(self, policy: Policy, outermost: torch.nn.Module) -> None:
-        """Tells once of each pattern that matches no module of a model that ran, nor of another living one."""
+        """Warns once of each pattern that matches no module of a model that ran, nor of another living one."""
         rules = sorted(policy.module_rules.rules, key=lambda one: one.source)
         lines = {one.listed.pattern: one for one in rules}
-        if self._told.issuperset(lines):
+        if self._warned.issuperset(lines):
             return
-        known, paths = set(self._told), module_paths.all_paths(outermost)
+        known, paths = set(self._warned), module_paths.all_paths(outermost)
         for one in (outermost, *module_paths.outermost_modules()):
             if not known.issuperset(lines):
                 names = module_paths.class_names(one)
                 known |= policy.module_rules.patterns_with_match(module_paths.all_paths(one), names)
-        self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
+        self._warned |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
         problems = []
         for pattern in sorted(lines.keys() - known):
             near, line = nearest_path(pattern, map(".".join, paths)), lines[pattern].listed
