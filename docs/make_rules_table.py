@@ -204,6 +204,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "ddp-and-fsdp": ("ddp_and_fsdp",),
     "diffusers": ("diffusers_ema",),
     "export": ("export",),
+    "half-precision-checkpoints": ("half_precision",),
     "ignite": ("ignite_engine",),
     "lightning": ("lightning_trainer", "fabric_loop"),
     "notebook": ("notebook",),

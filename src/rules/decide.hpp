@@ -148,7 +148,7 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
       break;
     case Action::operands:
       plan.to = inputs.present.one_lower();
-      if (plan.to == Kind::other) return leave_as_written(rule.reason, precision_as_written(inputs));
+      if (plan.to == Kind::other) return leave_as_written(rule.reason);
       break;
     case Action::left:
     case Action::none:

@@ -171,6 +171,14 @@ def test_a_service_answers_in_several_threads_as_in_one(tmp_path: Path) -> None:
     assert report.weights.hits > report.weights.weights == 15
 
 
+def test_a_model_in_bfloat16_answers_in_bfloat16(tmp_path: Path) -> None:
+    found = run(script("half_precision"), tmp_path)
+    assert set(shown_report("half_precision")) <= set(hmp.report(show=False).words)
+    own = run(original("half_precision"), tmp_path)
+    assert found["logits"].dtype is own["logits"].dtype is torch.bfloat16
+    torch.testing.assert_close(found["logits"], own["logits"], rtol=0.05, atol=0.02)
+
+
 def test_exported_programs_have_the_casts_and_run_without_habana_mp(tmp_path: Path) -> None:
     import onnx
 

@@ -129,6 +129,12 @@ void check_drafts() {
   CHECK(is(by_action(Action::first_input), Way::with_casts, Kind::bf16, Precision::bf16));
   CHECK(is(by_action(Action::scalars), Way::with_casts, Kind::bf16, Precision::bf16));
   CHECK(is(by_action(Action::scalars, {.number_first = true}), Way::leave, Kind::bf16, Precision::bf16));
+  CHECK(is(by_action(Action::operands), Way::with_casts, Kind::bf16, Precision::bf16));
+  CHECK(is(decided({.action = Action::operands}, inputs_of({Kind::f16}), {}), Way::as_written, Kind::f16,
+           Precision::fp16));
+  for (const Inputs& others : {one, inputs_of({Kind::bf16, Kind::f16})}) {
+    CHECK(is(decided({.action = Action::operands}, others, {}), Way::as_written, Kind::other, Precision::unchanged));
+  }
   CHECK(is(by_action(Action::none), Way::as_written, Kind::other, Precision::unchanged));
   CHECK(is(by_action(Action::refused), Way::refuse, Kind::other, Precision::unchanged));
   CHECK(is(by_action(Action::refused, {.another_device = true}), Way::as_written, Kind::other, Precision::unchanged));
