@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 from habana_mp.patches.torch import products as products_patch
 from helpers.each import each
+from helpers.ranks import on_two_ranks
 
 pytestmark = pytest.mark.usefixtures("counted")
 KINDS = [torch.bfloat16, torch.float16]
@@ -166,3 +168,16 @@ def test_compiled_code_has_it(dtype: torch.dtype) -> None:
     compiled = torch.compile(model)(x)
     assert compiled.dtype is dtype
     torch.testing.assert_close(compiled, eager)
+
+
+@on_two_ranks
+def test_replicas_of_ddp_average_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 64), nn.GELU(), nn.Linear(64, 8)).bfloat16()
+    x = torch.randn(32, 128).bfloat16()
+    hmp.convert(preset="half")
+    expected = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+    DistributedDataParallel(model)(x).sum().backward()  # both ranks have the same batch
+    for one, gradient in zip(model.parameters(), expected, strict=True):
+        assert one.grad is not None
+        assert torch.equal(one.grad, gradient)
