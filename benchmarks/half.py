@@ -3,8 +3,8 @@
 python benchmarks/half.py [--processors] [--kinds bf16 fp16] [--only NAME ...]
 
 Each row is one form of product, without and with gradients: the times of torch and of habana_mp in half precision as
-multiples of float32's time, the median of the rounds. ``--processors`` measures on each processor of tests/processors.py
-that this one can stand for, one after the other.
+multiples of float32's time, the median of the rounds. ``--processors`` measures on each of tests/processors.py that
+this one can stand for, one after the other.
 """
 
 from __future__ import annotations
@@ -142,9 +142,7 @@ def main() -> None:
         for name in options.only or (*FORMS, *LAYERS):
             cells = []
             for with_gradients in (False, True):
-                full, torchs, ours = measured(
-                    name, KINDS[kind], with_gradients=with_gradients, rounds=options.rounds
-                )
+                full, torchs, ours = measured(name, KINDS[kind], with_gradients=with_gradients, rounds=options.rounds)
                 cells += [f"{full:.0f}", f"{torchs:.2f}", f"{ours:.2f}"]
                 found.append((torchs, ours))
             print(f"| {name}, {kind} | {' | '.join(cells)} |", flush=True)

@@ -60,8 +60,8 @@ class Ruling:
             "float32_result": self.float32_result,
         }
         reasons = {"no_kernel": self.no_kernel, "parts": self.by_parts, "float32_result": self.float32_result}
-        by_action = dict.fromkeys(("widest", "in_place", "first_input", "operands"))
-        by_action |= {action: action for action in by_action} | {"scalars": "first_input"}
+        by_action = {action: action for action in ("widest", "in_place", "first_input", "operands")}
+        by_action["scalars"] = "first_input"
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,

@@ -41,7 +41,7 @@ bool hold_tensor_of(const Arguments& arguments, Kind lower, PyObject* holds) {
     if (kind != Kind::other && kind != Kind::sequence) continue;
     if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)) continue;
     const Owned answer(PyObject_CallOneArg(holds, value));
-    if (!answer) HeldError().drop();
+    if (!answer) clear_error();
     if (answer.get() == Py_True) return true;
   }
   return false;
@@ -134,13 +134,14 @@ std::optional<const RuleSet*> rules_in_module(PyObject* module) {
 
 bool judge_rules(watch::ModuleCall& call) {
   if (!call.unjudged || !*known_judge) return true;
-  for (watch::FoundRules& one : call.module->rules) one.is_judged |= one.lists == *call.unjudged;
   const Owned judge = Owned::borrowed(known_judge->get());
   const Owned objects = watch::objects_of(call.module.get());
   const Owned lists(PyLong_FromLongLong(*call.unjudged));
   PyObject* const uses = call.uses ? call.uses.get() : Py_None;
   if (!objects || !lists) return false;
-  return static_cast<bool>(Owned(PyObject_CallFunctionObjArgs(judge.get(), objects.get(), lists.get(), uses, nullptr)));
+  if (!Owned(PyObject_CallFunctionObjArgs(judge.get(), objects.get(), lists.get(), uses, nullptr))) return false;
+  for (watch::FoundRules& one : call.module->rules) one.is_judged |= one.lists == *call.unjudged;
+  return true;
 }
 
 // ---- the stub ----

@@ -67,17 +67,19 @@ bool is_one_of(PyObject* code, PyObject* codes) {
 
 // True if an __init__ of the module is running.
 bool is_running(const Construction& construction) {
-  PyObject* module = referent_of(construction.module.get());
-  if (module == nullptr) return false;
+  // Held, since the walk may run other code, which may drop the record.
+  const Owned module = Owned::borrowed_or_null(referent_of(construction.module.get()));
+  const Owned codes = Owned::borrowed(construction.codes.get());
+  if (!module) return false;
   host::FrameWalk walk;
   for (; walk; walk.outwards()) {
-    PyObject* pair = host::pair_of(construction.codes.get(), walk.code());
+    PyObject* pair = host::pair_of(codes.get(), walk.code());
     if (pair == nullptr) continue;
     // A decorator may wrap other methods with the same code. Reading a frame's variables would undo the changes that a
     // debugger has made to them.
     PyObject* wrapped = PyTuple_GET_ITEM(pair, 1);
     const bool is_init = wrapped == Py_None || (!walk.is_traced() && walk.encloses(wrapped));
-    if (is_init && (walk.is_traced() || walk.first_parameter() == module)) return true;
+    if (is_init && (walk.is_traced() || walk.first_parameter() == module.get())) return true;
   }
   return false;
 }
@@ -297,7 +299,8 @@ CastState state_in_region(bool enabled) {
     if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
     return wanted;
   }
-  const Owned packed(PyObject_CallNoArgs(known_things->custom_bwd_state.get()));
+  const Owned function = Owned::borrowed(known_things->custom_bwd_state.get());
+  const Owned packed(PyObject_CallNoArgs(function.get()));
   const bool is_known = packed && packed.get() != Py_None;
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
   if (is_known && PyErr_Occurred() == nullptr) return unpack(value);

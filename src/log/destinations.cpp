@@ -110,16 +110,19 @@ class File final : public Destination {
 
   void flush_() override {
     has_arrived_ = true;
-    for (std::string_view left = buffer_; !left.empty();) {
-      const ssize_t written = ::write(file_, left.data(), left.size());
+    std::size_t done = 0;
+    while (done < buffer_.size()) {
+      const ssize_t written = ::write(file_, buffer_.data() + done, buffer_.size() - done);
       if (written >= 0) {
-        left.remove_prefix(static_cast<std::size_t>(written));
+        done += static_cast<std::size_t>(written);
       } else if (errno != EINTR) {
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, name_.c_str());
-        break;
+        done = buffer_.size();
+      } else if (PyErr_CheckSignals() != 0) {
+        break;  // it may be a pipe that nobody reads
       }
     }
-    buffer_.clear();
+    buffer_.erase(0, done);
   }
 
   int file_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import warnings
 from typing import Any
@@ -140,3 +141,28 @@ def test_a_decorator_of_constructors_and_other_methods_does_not_make_these_const
     module = Module()
     assert module.after.dtype is torch.float32
     assert module(torch.eye(4)).dtype is torch.bfloat16
+
+
+def test_a_finalizer_that_computes_while_a_construction_is_looked_for(converted: Converter) -> None:
+    converted(bf16=["mm"])
+
+    class Computes:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            torch.mm(M, N)
+
+    def within(frames: int) -> bool:
+        if frames:
+            return within(frames - 1)
+        made = nn.Module()
+        Computes()
+        return is_cast() and made.training
+
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(3)
+        assert all(within(number % 40) for number in range(300))
+    finally:
+        gc.set_threshold(*before)

@@ -83,8 +83,8 @@ def test_a_model_computes_in_its_own_precision(dtype: torch.dtype) -> None:
     model = Model().to(dtype)
     exact = copy.deepcopy(model).float()
     exact(WORDS).square().sum().backward()
-    for other in KINDS:
-        hmp.convert(preset="half", dtype=other)
+    for option in KINDS:
+        hmp.convert(preset="half", dtype=option)
         result = model(WORDS)
         assert result.dtype is dtype
         model.zero_grad()
@@ -95,7 +95,9 @@ def test_a_model_computes_in_its_own_precision(dtype: torch.dtype) -> None:
             assert (one.grad.float() - other.grad).norm() <= 0.1 * other.grad.norm()
     rows = hmp.report(show=False).rows
     assert {row.operation for row in rows} >= {"linear", "conv1d", "lstm"}
-    assert {(row.precision, row.reason) for row in rows} == {("bf16" if dtype is torch.bfloat16 else "fp16", "operands")}
+    assert {(row.precision, row.reason) for row in rows} == {
+        ("bf16" if dtype is torch.bfloat16 else "fp16", "operands")
+    }
 
 
 def test_a_model_in_float32_stays_as_it_is() -> None:

@@ -260,3 +260,18 @@ def test_options_and_defaults() -> None:
         hmp.convert(results="bf16")
     hmp.restore()
     assert model(x).dtype is torch.float32
+
+
+def test_ctrl_c_while_the_arguments_are_looked_at_is_raised() -> None:
+    class Batch(dict[str, Tensor]):
+        def values(self) -> Any:
+            raise KeyboardInterrupt
+
+    class OfBatches(Model):
+        def forward(self, batch: Batch) -> Tensor:
+            return super().forward(batch["x"])
+
+    hmp.convert(preset="recommended")
+    model = OfBatches()
+    with pytest.raises(KeyboardInterrupt):
+        model(Batch(x=torch.ones(2, 8)))

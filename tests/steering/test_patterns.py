@@ -12,6 +12,7 @@ from hypothesis import given, strategies
 from torch import nn
 
 from habana_mp import HmpWarning, hmp
+from habana_mp.patches.torch import rules_in_modules
 from habana_mp.policy.patterns import Matcher, may_meet, problem_of_pattern
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.steered import inputs, network
@@ -129,6 +130,23 @@ def test_a_pattern_without_a_module_is_told_of_once_with_the_nearest_path(conver
         "did you mean `layers.1`?"
     ]
     del other
+
+
+def test_ctrl_c_while_patterns_are_judged_lets_them_be_judged_again(
+    converted: Converter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    converted(bf16=["linear"], rules={"linear @ layer.1": "fp32"})
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rules_in_modules, "modules_in", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(inputs())
+    with pytest.warns(HmpWarning, match=r"`linear @ layer.1` has no effect"):
+        model(inputs())
 
 
 def test_a_file_of_lines_for_modules_alone_says_that_its_list_is_empty(tmp_path: Path) -> None:
