@@ -159,7 +159,8 @@ PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t 
   wanted.region = lists;
   enter_state(&call_tap, wanted);
   PyObject* result = call_tap.call(values, flagged_count, keywords);
-  const HeldError held;
+  std::optional<HeldError> held;
+  if (result == nullptr) held.emplace();
   leave_region(&call_tap);
   return result;
 }
