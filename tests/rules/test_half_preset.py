@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
-from habana_mp import hmp
+from habana_mp import hmp, ops
 from habana_mp.patches.torch import products as products_patch
 from helpers.each import each
+from helpers.operation_database import calls_of, entries, name_of, operation_of, supports
 from helpers.ranks import on_two_ranks
 
 pytestmark = pytest.mark.usefixtures("counted")
@@ -76,6 +79,34 @@ def test_what_is_no_product_is_torchs_own(name: str, dtype: torch.dtype) -> None
     assert torch.equal(made, expected)
     assert all(map(torch.equal, torch.autograd.grad(made.sum(), values), gradients))
     assert hmp.report(show=False).rows == ()
+
+
+def _is_product(op: Any) -> bool:
+    row = ops.rows().get(operation_of(op) or "")
+    return row is not None and bool(row.product_form)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor) and not one.is_complex()]
+
+
+@each("dtype", KINDS)
+def test_each_operation_of_torch_has_its_dtype_and_all_but_products_its_bits(dtype: torch.dtype) -> None:
+    expected = []
+    for op in entries():
+        if "empty" not in op.name and supports(op, dtype):
+            for call in calls_of(op, 2):
+                lower = call.mapped(lambda tensor, _: tensor.detach().to(dtype))
+                with suppress(RuntimeError, TypeError, ValueError):  # some samples have a dtype of their own beside
+                    expected.append((op, lower, _tensors(lower.run(op.op))))
+    assert len(expected) > 500
+    hmp.convert(preset="half")
+    for op, call, wanted in expected:
+        made = _tensors(call.run(op.op))
+        assert [(one.dtype, one.shape) for one in made] == [(one.dtype, one.shape) for one in wanted], name_of(op)
+        for one, other in zip(made, wanted, strict=True):
+            if not _is_product(op) and one.layout is torch.strided:
+                torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, msg=name_of(op))
 
 
 @each("dtype", KINDS)
