@@ -1,4 +1,4 @@
-// What Python calls of the log.
+// The functions of the log that Python calls.
 
 #include <memory>
 #include <stdexcept>

@@ -119,7 +119,7 @@ class File final : public Destination {
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, name_.c_str());
         done = buffer_.size();
       } else if (PyErr_CheckSignals() != 0) {
-        break;  // it may be a pipe that nobody reads
+        break;  // Ctrl-C: a pipe without a reader blocks for ever
       }
     }
     buffer_.erase(0, done);

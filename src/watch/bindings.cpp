@@ -1,4 +1,4 @@
-// What Python calls of the watch: its begin and its end, and what it recorded as plain data.
+// The functions of the watch that Python calls: they begin and end it, and return its records as plain data.
 
 #include <cstdint>
 #include <memory>

@@ -113,7 +113,7 @@ def _is_fused(node: torch.fx.Node) -> bool:
 
 
 def line_of_node(node: torch.fx.Node) -> tuple[str, int]:
-    """Returns the file and the line of the innermost call in user code; ``""`` and 0 if there is none."""
+    """Returns the file and the line of the innermost call in user code, or ``("", 0)``."""
     frames: list[tuple[str, str]] = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [one for one in frames if not is_passed_over(one[0])]
     return (own[-1][0], int(own[-1][1])) if own else ("", 0)
