@@ -41,8 +41,8 @@ enum ReasonFlag : unsigned {
          "an in-place operation; the other inputs follow its target; those of a norm follow the statistics that it "   \
          "updates if torch accepts nothing else")                                                                      \
   REASON(first_input, "rule 4", none, "", "first input", "the operation is in no list; its first input decides")       \
-  REASON(operands, "preset", none, "", "as its operands are",                                                         \
-         "with `preset=\"half\"`: a product of tensors that are in a lower precision; others are left alone")           \
+  REASON(operands, "preset", none, "", "as its operands are",                                                          \
+         "with `preset=\"half\"`: a product of tensors that are in a lower precision; others are left alone")          \
   REASON(no_kernel, "rule 8", in_log, "", "no kernel for the lower precision",                                         \
          "the device has none, or only an unreliable one")                                                             \
   REASON(scalar, "rule 9", in_log, "scalar", "scalar brought into the lower precision's range",                        \

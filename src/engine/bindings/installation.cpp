@@ -35,10 +35,10 @@ Value named(const std::pair<std::string_view, Value> (&table)[size], std::string
 }
 
 constexpr std::pair<std::string_view, rules::Action> actions[] = {
-    {"none", rules::Action::none},       {"precision", rules::Action::precision},
-    {"widest", rules::Action::widest},   {"in_place", rules::Action::in_place},
-    {"scalars", rules::Action::scalars}, {"first_input", rules::Action::first_input},
-    {"refused", rules::Action::refused}, {"left", rules::Action::left},
+    {"none", rules::Action::none},         {"precision", rules::Action::precision},
+    {"widest", rules::Action::widest},     {"in_place", rules::Action::in_place},
+    {"scalars", rules::Action::scalars},   {"first_input", rules::Action::first_input},
+    {"refused", rules::Action::refused},   {"left", rules::Action::left},
     {"operands", rules::Action::operands},
 };
 constexpr std::pair<std::string_view, Kind> precisions[] = {
