@@ -233,10 +233,12 @@ def restore() -> None:
 
 def _end() -> None:
     """Ends what ``convert`` began."""
-    guarding.end()
-    installation.restore()
-    close_log()
-    watching.of_convert("operations")
+    try:
+        guarding.end()  # it may warn
+    finally:
+        installation.restore()
+        close_log()
+        watching.of_convert("operations")
 
 
 def is_converted() -> bool:

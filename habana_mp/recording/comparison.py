@@ -317,7 +317,7 @@ class _Process:
         inputs = [difference_of_inputs(one, other) for one, other in given]
         of_inputs = max(inputs, default=self._largest)
         if of_inputs:  # the sample may have missed the inputs that differ most
-            of_inputs = max(of_inputs, self._step, self._largest if b["phase"] == "backward" else 0.0)
+            of_inputs = max(of_inputs, self._step, self._largest if b["phase"].startswith("backward") else 0.0)
         scale, terms = max(scale_of(a), scale_of(b)), 1.0
         if any(one.get("weight") for one, _ in results):
             scale, terms = self._gradients.scale_and_terms(b)

@@ -139,19 +139,20 @@ class Recorder:
             known = self._hooks.get(id(one))
             if known is None or known.hooks_dict_ref() is None:
                 where, name = self._name_of(one) or (module, "a tensor")
-                self._hooks[id(one)] = _on_gradient(one, partial(self._gradient, where, name, None, origin))
+                self._hooks[id(one)] = _on_gradient(one, partial(self._gradient, where, name, None, "backward", origin))
+        of_phase = phase.replace("forward", "backward")  # it has the number of the call in its phase
         for place, one in enumerate(results):
             if _has_gradient(one) and not any(one is other for other in given):
                 maker = made_by[place] if place < len(made_by) and made_by[place][2] else of
                 name = maker[1] + (f", result {place + 1}" if place else "")
-                _on_gradient(one, partial(self._gradient, maker[0], name, maker[2], origin))
+                _on_gradient(one, partial(self._gradient, maker[0], name, maker[2], of_phase, origin))
 
     def _path(self, module: str) -> str:
         """Returns the path of a module. Outermost modules of one class are numbered within the record."""
         root, dot, rest = module.partition(".")
         if root not in self._roots:
             kind = root.partition("#")[0]
-            number = 1 + sum(one.partition("#")[0] == kind for one in self._roots)
+            number = 1 + sum(one.partition("#")[0] == kind for one in list(self._roots))
             self._roots[root] = kind if number == 1 else f"{kind}#{number}"
         return f"{self._roots[root]}{dot}{rest}"
 
@@ -165,7 +166,7 @@ class Recorder:
 
     @run_by_python
     def _gradient(
-        self, module: str, name: str, number: int | None, origin: Origin, gradient: torch.Tensor | None
+        self, module: str, name: str, number: int | None, phase: str, origin: Origin, gradient: torch.Tensor | None
     ) -> None:
         """Records the gradient of a call's result, which has the number of the call, or of a weight."""
         if gradient is None or not self._records():
@@ -174,8 +175,8 @@ class Recorder:
         if number is None:
             shown["weight"] = True
             with self._lock:
-                number = self._numbered(module, operation, "backward")[2]
-        self._write((module, operation, number), "backward", origin, ("unchanged", ""), [], [shown])
+                number = self._numbered(module, operation, phase)[2]
+        self._write((module, operation, number), phase, origin, ("unchanged", ""), [], [shown])
 
     def _name_of(self, weight: torch.Tensor) -> tuple[str, str] | None:
         """Returns the path of the module that has this weight, and its name there."""
@@ -185,6 +186,7 @@ class Recorder:
                 id(one): (".".join((Origin("", 0, (root,)).module, *path_in(root, path))), key, module._parameters)
                 for root in outermost_modules()
                 for path, module in named_modules(root)
+                if isinstance(module._parameters, dict)  # a scripted module has the weights of a plain one
                 for key, one in list(module._parameters.items())
             }
             where, name, _ = self._names.get(id(weight), ("", "", {}))
@@ -221,6 +223,10 @@ class Recorder:
                 self._file.write(f"{line}\n")
             except OSError as error:
                 self._is_on = False
+                with suppress(OSError):  # it writes what is left
+                    if self._file is not None:
+                        self._file.close()
+                self._file = None
                 warn(f"the record ends here, since its file cannot be written: {error}")
 
 

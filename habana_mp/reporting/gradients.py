@@ -59,7 +59,7 @@ def _nodes_of(call: Call) -> list[Any]:
 
 def bad_gradient(optimizer: Any) -> torch.Tensor | None:
     """Returns a weight whose gradient is not finite, of a sample of those that an optimizer steps."""
-    weights = [one for group in optimizer.param_groups for one in group["params"]]
+    weights = [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
     sample = _random.sample(weights, min(len(weights), _MOST_GRADIENTS))
     place = _core.worst_gradient(sample)
     return sample[place] if place >= 0 else None

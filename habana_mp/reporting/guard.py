@@ -191,6 +191,7 @@ class _Guarding:
     def _begin(self) -> None:
         """Begins to check a share of the calls, or to search among all from the start."""
         self._eager.end()
+        _flags.clear()
         self._set_search(_Search() if self.share >= 1 else None)
 
     def _set_search(self, search: _Search | None) -> None:

@@ -84,7 +84,8 @@ def release_locks() -> None:
     CPython handles signals after calls and at the beginnings of loops and functions, so none arrives between the end of
     a ``with`` block and the call of ``__exit__``. The tracer raises there too, and the lock stays held.
     """
-    for lock in (locks.imports, locks.installation):
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    for lock in (locks.imports, locks.installation, *([] if compiler is None else [compiler.compile_lock])):
         with contextlib.suppress(RuntimeError):  # no longer held
             while True:
                 lock.release()

@@ -299,6 +299,50 @@ def test_a_record_leaves_out_modules_whose_init_was_interrupted(tmp_path: Path) 
     assert not hasattr(left, "_parameters")
 
 
+def test_a_traced_copy_of_the_model_that_lives(tmp_path: Path) -> None:
+    model, x = torch.nn.Linear(4, 3), torch.ones(2, 4)
+    traced = torch.jit.trace(model, x)
+    with hmp.record(tmp_path):
+        model(x).sum().backward()
+    assert {row["module"] for row in rows_of(tmp_path) if "weight" in row["operation"]} == {"Linear"}
+    assert traced(x).shape == (2, 3)
+
+
+def test_gradients_in_two_threads_are_those_of_their_calls(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 3)
+
+    def run(folder: Path, order: tuple[int, ...]) -> None:
+        with hmp.record(folder):
+            for number in order:
+                thread = threading.Thread(target=step, args=(number,), name=f"w{number}")
+                thread.start()
+                thread.join()
+
+    def step(number: int) -> None:
+        hidden = model(torch.full((2, 4), 1.0 + number))
+        torch.autograd.grad(torch.tanh(hidden).sum(), hidden)
+
+    run(tmp_path / "a", (0, 1))
+    run(tmp_path / "b", (1, 0))
+    assert str(hmp.compare(tmp_path / "a", tmp_path / "b")).startswith("No difference")
+
+
+def test_a_record_on_a_full_disk_ends_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import resource, signal, torch\n"
+        "from habana_mp import hmp\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))\n"
+        "with hmp.record('out'):\n"
+        "    for _ in range(30): torch.exp(torch.ones(2))\n"
+    )
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert "the record ends here, since its file cannot be written" in done.stderr
+
+
 def test_wrong_arguments_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`sample` must be a whole number of at least 1; got 0"):
         hmp.record(tmp_path, sample=0)

@@ -319,6 +319,46 @@ def test_memory_that_was_freed_is_not_read_as_data_is_assigned() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["torch.bfloat16"] * 2), done.stderr
 
 
+def test_a_buffer_that_a_forward_converts_keeps_its_graph() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.start = nn.Parameter(torch.ones(4))
+            self.register_buffer("state", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.state = self.start.sigmoid()
+            y = self.inner(x)
+            self.state = self.state.to(y.dtype)
+            return (y + self.state).float().sum()
+
+    model = Recurrent()
+    (expected,) = torch.autograd.grad(model(torch.ones(2, 4)), model.start)
+    hmp.convert(preset="recommended")
+    (found,) = torch.autograd.grad(model(torch.ones(2, 4)), model.start)
+    torch.testing.assert_close(found, expected)
+    assert model.state.dtype is FP32
+
+
+def test_a_buffer_that_a_forward_converts_has_memory_of_its_own() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.state
+            self.state = before.bfloat16()
+            self.state.mul_(0.5)
+            return before * x
+
+    hmp.convert(preset="recommended")
+    model = Halves()
+    assert torch.equal(model(torch.ones(4)), torch.ones(4))
+    assert torch.equal(model.state, torch.full((4,), 0.5))
+
+
 def test_a_new_convert_warns_again() -> None:
     module = nn.Linear(2, 2)
 

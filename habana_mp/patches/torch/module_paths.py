@@ -267,7 +267,7 @@ def _root_name(module: Any) -> str:
         return kind
     known = _roots.get(id(module))
     if known is None or known[0]() is not module:
-        taken = {name for reference, name in _roots.values() if reference() is not None}
+        taken = {name for reference, name in list(_roots.values()) if reference() is not None}
         numbered = (f"{kind}#{number}" for number in itertools.count(2))
         name = kind if kind not in taken else next(one for one in numbered if one not in taken)
         known = _roots[id(module)] = dropped_from(_roots, module), name

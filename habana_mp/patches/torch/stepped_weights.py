@@ -36,7 +36,8 @@ def look_at(optimizer: torch.optim.Optimizer) -> None:
     counts = Counter(one for weight in weights for one in _in_lower(weight, states.get(weight)))
     if counts:
         parts = [f"{count} of {len(weights)} {what} in {precision}" for (what, precision), count in counts.items()]
-        found[type(optimizer).__name__] = ", ".join(parts)
+        name, text = type(optimizer).__name__, ", ".join(parts)
+        found[name] = f"{found[name]}; another {name} {text}" if name in found else text
 
 
 def _in_lower(weight: torch.Tensor, state: Any) -> Iterator[tuple[str, str]]:
