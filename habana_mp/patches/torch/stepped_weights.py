@@ -37,7 +37,8 @@ def look_at(optimizer: torch.optim.Optimizer) -> None:
     if counts:
         parts = [f"{count} of {len(weights)} {what} in {precision}" for (what, precision), count in counts.items()]
         name, text = type(optimizer).__name__, ", ".join(parts)
-        found[name] = f"{found[name]}; another {name} {text}" if name in found else text
+        known = found.get(name, text)
+        found[name] = known if text in known else f"{known}; another {name} {text}"
 
 
 def _in_lower(weight: torch.Tensor, state: Any) -> Iterator[tuple[str, str]]:
