@@ -10,8 +10,7 @@ this one can stand for, one after the other.
 from __future__ import annotations
 
 import argparse
-import math
-import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from timing import Contender, run
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from processors import NAMES, PROCESSORS
+from processors import PROCESSORS
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Sizes = Sequence[tuple[int, ...]]
@@ -131,10 +130,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.processors:
         arguments = [one for one in sys.argv[1:] if one != "--processors"]
-        for processor in filter(type(PROCESSORS[0]).can_run, PROCESSORS):
+        for processor in (one for one in PROCESSORS if one.can_run()):
             print(f"## {processor.onednn or 'all instructions'}", flush=True)
-            kept = {name: value for name, value in os.environ.items() if name not in NAMES}
-            subprocess.run([sys.executable, __file__, *arguments], env=kept | processor.settings(), check=True)
+            subprocess.run([sys.executable, __file__, *arguments], env=processor.environment(), check=True)
         return
     print("| form | float32, µs | torch | hmp | with gradients, µs | torch | hmp |\n|---|---|---|---|---|---|---|")
     for kind in options.kinds:
@@ -146,7 +144,7 @@ def main() -> None:
                 cells += [f"{full:.0f}", f"{torchs:.2f}", f"{ours:.2f}"]
                 found.append((torchs, ours))
             print(f"| {name}, {kind} | {' | '.join(cells)} |", flush=True)
-        means = [math.exp(sum(math.log(one[which]) for one in found) / len(found)) for which in (0, 1)]
+        means = [statistics.geometric_mean(ratios) for ratios in zip(*found, strict=True)]
         print(f"| {kind}, geometric mean of both | | {means[0]:.2f} | {means[1]:.2f} | | | |", flush=True)
 
 

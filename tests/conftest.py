@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from habana_mp import HmpWarning, _core, hmp
+from habana_mp.patches.torch import products as products_patch
 from helpers.lists import Converter, write_list
 from helpers.ranks import ranks
 from helpers.state_of_torch import assert_torch_is_restored, modes_of_thread
@@ -87,6 +88,22 @@ def converted(tmp_path: Path) -> Converter:
         )
 
     return convert
+
+
+@pytest.fixture
+def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are computed as on a processor that has no instructions for the lower precisions."""
+    monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(products_patch, "multiplies_float16", lambda: False)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["as it is", "without instructions"])
+def with_and_without_instructions(request: pytest.FixtureRequest) -> None:
+    """The test runs as this processor is, and as on one without the instructions."""
+    if request.param == "without instructions":
+        request.getfixturevalue("without_instructions")
+    torch.manual_seed(0)
 
 
 @pytest.fixture

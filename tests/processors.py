@@ -31,8 +31,12 @@ class Processor(NamedTuple):
     def can_run(self) -> bool:
         return not self.needs or self.needs in _core.kernels_paths()
 
+    def environment(self) -> dict[str, str]:
+        """Returns all environment variables of a process that runs as on this processor."""
+        return {name: value for name, value in os.environ.items() if name not in NAMES} | self.settings()
+
     def settings(self) -> dict[str, str]:
-        """Returns the environment variables."""
+        """Returns the environment variables that stand for the processor."""
         found = {
             "ONEDNN_MAX_CPU_ISA": self.onednn,
             "ATEN_CPU_CAPABILITY": self.torch,
@@ -54,11 +58,10 @@ NAMES = frozenset().union(*(one.settings() for one in PROCESSORS))
 
 def run(processor: Processor, part: str | None, workers: int) -> tuple[int, str]:
     """The exit code, and all that pytest said."""
-    kept = {name: value for name, value in os.environ.items() if name not in NAMES}
     some = ["-n", str(workers), "--dist", "worksteal", "-m", "not slow", *(["--part", part] if part else [])]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *some],
-        env=kept | processor.settings(),
+        env=processor.environment(),
         cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -71,9 +71,7 @@ class Recorder:
         self._hooks.clear()
         self._names.clear()  # it has the weights of all models
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-            self._file = None
+            self._close()
 
     def _records(self) -> bool:
         """False after its end, in a fork of the process that began, and while a diagnosis repeats a step."""
@@ -194,6 +192,12 @@ class Recorder:
 
     # ---- the file ----------------------------------------------------------------------------------------------------
 
+    def _close(self) -> None:
+        """Closes the file, which writes what is left. The lock is held."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
     def _write(
         self,
         of: _Call,
@@ -223,10 +227,8 @@ class Recorder:
                 self._file.write(f"{line}\n")
             except OSError as error:
                 self._is_on = False
-                with suppress(OSError):  # it writes what is left
-                    if self._file is not None:
-                        self._file.close()
-                self._file = None
+                with suppress(OSError):
+                    self._close()
                 warn(f"the record ends here, since its file cannot be written: {error}")
 
 

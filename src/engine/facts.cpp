@@ -79,7 +79,7 @@ static bool is_error_of(const Arguments& arguments) {
 rules::Answer ask(PyObject* condition, const Arguments& arguments) {
   const Owned answer(PyObject_Vectorcall(condition, arguments.values, static_cast<std::size_t>(arguments.positional),
                                          arguments.keywords));
-  if (!answer && is_error_of(arguments)) HeldError().drop();
+  if (!answer && is_error_of(arguments)) clear_error();
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }

@@ -15,10 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
-from habana_mp.patches.torch import products as products_patch
 from helpers.each import each
 from helpers.models import Calls
 
+pytestmark = pytest.mark.usefixtures("with_and_without_instructions")
 Call = Callable[..., torch.Tensor]
 Tensors = Sequence[torch.Tensor]
 
@@ -80,13 +80,6 @@ SMALL, LARGE = 6, 160
 #: A lost term is off by its whole length, a third gradient in bfloat16 by a few roundings; a sum of
 #: both signs may be short.
 NEAR = 0.05
-
-
-@pytest.fixture(params=["as it is", "without instructions"], autouse=True)
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "without instructions":
-        monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
-    torch.manual_seed(0)
 
 
 def convert(result: str, **more: str) -> None:

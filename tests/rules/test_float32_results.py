@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import ListError, hmp
-from habana_mp.patches.torch import products as products_patch
 from habana_mp.run.lists import difference
 from helpers.each import each
 from helpers.lists import write_list
 
+pytestmark = pytest.mark.usefixtures("with_and_without_instructions")
 Call = Callable[..., torch.Tensor]
 
 #: Calls, the sizes of their tensors, and the position of the one that is added.
@@ -46,14 +46,6 @@ LISTED = (
     *["linear", "matmul", "mm", "mv", "addmm", "bmm", "baddbmm", "einsum", "tensordot", "bilinear"],
     *["conv1d", "conv2d", "conv_transpose2d"],
 )
-
-
-@pytest.fixture(params=["as it is", "without instructions"], autouse=True)
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "without instructions":
-        monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
-        monkeypatch.setattr(products_patch, "multiplies_float16", lambda: False)
-    torch.manual_seed(0)
 
 
 def convert(dtype: torch.dtype = torch.bfloat16, result: str = " -> fp32", **options: object) -> None:

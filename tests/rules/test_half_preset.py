@@ -15,21 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from habana_mp import hmp, ops
-from habana_mp.patches.torch import products as products_patch
 from helpers.each import each
 from helpers.operation_database import calls_of, entries, name_of, operation_of, supports
 from helpers.ranks import on_two_ranks
 
-pytestmark = pytest.mark.usefixtures("counted")
+pytestmark = pytest.mark.usefixtures("counted", "with_and_without_instructions")
 KINDS = [torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(params=["as it is", "without instructions"], autouse=True)
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "without instructions":
-        monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
-        monkeypatch.setattr(products_patch, "multiplies_float16", lambda: False)
-    torch.manual_seed(0)
 
 
 class Model(nn.Module):

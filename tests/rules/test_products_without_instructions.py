@@ -11,18 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp.patches.torch import products as products_patch
 from helpers.each import each
 from helpers.lists import Converter
 
 Call = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products_patch, "multiplies_bfloat16", lambda: False)
-    monkeypatch.setattr(products_patch, "multiplies_float16", lambda: False)
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("without_instructions")
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -86,8 +86,8 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
         return _in_float32(what, values, "is made from a result that habana_mp lowered")
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
         if _is_conversion(values) and _has_values_of(former, values):
-            # Converted from the tensor that it replaces: no rounding is needed. It has the graph and memory of its own
-            # that the conversion has.
+            # Converted from the tensor that it replaces: no rounding is needed. As a conversion does, the copy has its
+            # own memory, and gradients flow through it if autograd recorded the conversion.
             with casts_off(), torch.set_grad_enabled(values.grad_fn is not None):
                 return former.clone()
         why = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
