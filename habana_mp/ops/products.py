@@ -100,11 +100,12 @@ _GEMM = (
     _gemm_cast_by_autocast("mm", product_form="mm", equivalent="mm"),
     _gemm_cast_by_autocast("bmm", product_form="bmm", equivalent="bmm"),
     _gemm_cast_by_autocast("addmm", product_form="addmm", added=("input", 0)),
-    _gemm_cast_by_autocast("baddbmm addbmm", added=("input", 0)),
+    _gemm_cast_by_autocast("baddbmm", added=("input", 0)),
+    _gemm_cast_by_autocast("addbmm", added=("input", 0), product_form="rounds_within"),
     _gemm("mv"),
     _gemm("dot", unlisted=WIDEST),
     _gemm("_grouped_mm", spellings="grouped_mm", added=("bias", 3)),
-    _product("addmv", added=("input", 0)),
+    _product("addmv", added=("input", 0), product_form="rounds_within"),
     Operation("_weight_int8pack_mm", FIRST_INPUT),
     Operation(
         "fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation",
@@ -125,7 +126,7 @@ _OF_VECTORS = (
     Operation("outer", WIDEST, family="ger"),
     Operation("kron", WIDEST, counts_no_version=True),
     Operation("linalg_cross linalg_vecdot ger vdot", WIDEST),
-    Operation("bilinear", WIDEST, caches_weights=True, product_form="other", added=("bias", 3)),
+    Operation("bilinear", WIDEST, caches_weights=True, product_form="rounds_within", added=("bias", 3)),
     Operation("addr_", IN_PLACE),
 )
 

@@ -1,5 +1,6 @@
 #include "engine/products.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/originals.hpp"
@@ -15,7 +16,7 @@ NeverDestroyed<ProductSettings> product_settings;
 
 namespace {
 
-// The values of all operands together.
+// The values of all operands together. A function of autograd in Python, or casts, would cost more than they gain.
 constexpr std::int64_t least_values_tracked = 1 << 13;
 
 // A look at the tensors of a call.
@@ -36,6 +37,50 @@ Operands look_at(const Arguments& arguments) {
     return false;
   });
   return seen;
+}
+
+// True if `matmul` expands batches to those of the other operand. Their gradient is then a sum of products, each of which
+// torch rounds.
+bool expands_batches(const Arguments& arguments) {
+  DLTensor one;
+  DLTensor other;
+  return arguments.positional == 2 && host::view_on_cpu(arguments.values[0], one) && one.ndim > 2 &&
+         host::view_on_cpu(arguments.values[1], other) && other.ndim > 2 &&
+         !std::equal(one.shape, one.shape + one.ndim - 2, other.shape, other.shape + other.ndim - 2);
+}
+
+// True if `linear` adds the bias to a product that is rounded before: torch folds no batches with gaps between them.
+bool adds_bias_afterwards(const Arguments& arguments) {
+  DLTensor input;
+  return arguments.count() > 2 && arguments.values[2] != Py_None && host::view_on_cpu(arguments.values[0], input) &&
+         input.ndim > 2 && !host::is_contiguous(input);
+}
+
+// True for a product that torch's function may compute, if autograd tracks the call: the processor has instructions for
+// it, or it is small.
+bool is_left_to_torch(ProductForm form, const Operands& operands, Kind to) {
+  if (!lacks_instructions(to)) return true;
+  const bool rounds_within =  // without the instructions
+      form == ProductForm::convolution || form == ProductForm::transposed_convolution;
+  return !rounds_within && computes_as_tracked() && operands.values < least_values_tracked;
+}
+
+// True if torch's function rounds twice even so, if autograd tracks the call.
+bool rounds_twice(ProductForm form, const Arguments& arguments) {
+  return form == ProductForm::matmul   ? expands_batches(arguments)
+         : form == ProductForm::linear ? adds_bias_afterwards(arguments)
+                                       : false;
+}
+
+// Makes a linear layer's call with the input in one piece.
+Owned call_with_dense_input(const Call& call, const Arguments& arguments) {
+  static PyObject* const contiguous = interned("contiguous");
+  const Owned input(PyObject_CallMethodNoArgs(arguments.values[0], contiguous));
+  if (!input) return nullptr;
+  SmallBuffer<PyObject*> values(arguments.count());
+  std::copy_n(arguments.values, arguments.count(), values.data());
+  values[0] = input.get();
+  return Owned(call_without_modes(call.target, {values.data(), arguments.positional, arguments.keywords}));
 }
 
 // Makes the call in float32 with the values that the operands have. Returns the sum.
@@ -121,9 +166,9 @@ Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kin
 bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to) {
   const ProductForm form = rule.execution.form;
   if (form == ProductForm::none || !is_lower(to)) return false;
-  if (rule.float32_result) return true;
-  if (!lacks_instructions(to)) return has_weight(form) && !computes_as_tracked();
-  return !computes_as_tracked() || look_at(arguments).values >= least_values_tracked;
+  if (rule.float32_result || form == ProductForm::rounds_within) return true;
+  if (lacks_instructions(to) && !is_left_to_torch(form, look_at(arguments), to)) return true;
+  return computes_as_tracked() ? rounds_twice(form, arguments) : has_weight(form);
 }
 
 Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool in_float32) {
@@ -131,10 +176,15 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
   if (call.rule.float32_result) return call_with_float32_result(call, arguments, to);
+  in_float32 = in_float32 || form == ProductForm::rounds_within;
   if (host::is_traced()) return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
-  in_float32 = in_float32 || lacks_instructions(to);
-  const Operands operands = in_float32 ? look_at(arguments) : Operands();
+  const bool must_look = in_float32 || lacks_instructions(to) || computes_as_tracked();
+  const Operands operands = must_look ? look_at(arguments) : Operands();
   if (!operands.are_plain) return by_torch();
+  in_float32 = in_float32 || !is_left_to_torch(form, operands, to);
+  if (computes_as_tracked() && !in_float32 && form == ProductForm::linear) {
+    return call_with_dense_input(call, arguments);
+  }
   const bool is_tracked = operands.are_tracked && host::grad_is_enabled();
   Owned result = is_tracked ? call_tracked(call, arguments) : multiply(form, arguments, to, false);
   if (result || PyErr_Occurred() != nullptr) return result;

@@ -41,9 +41,7 @@ inline bool lacks_instructions(Kind kind) noexcept {
 // True if products are computed as those that autograd tracks.
 inline bool computes_as_tracked() noexcept { return host::grad_is_enabled() || thread_state.runs_again; }
 
-// True if a call whose operands will be in `to` is not left to torch's function for that precision. Where the processor
-// has no instructions, small products that autograd tracks are left to it: a function in Python would cost more than it
-// gains.
+// True if a call whose operands will be in `to` is not left to torch's function for that precision.
 bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to);
 
 // Calls an operation with its arguments, whose castable tensors are in `to`; those of `call` are as they were given.

@@ -34,9 +34,9 @@ _FLOAT16 = Assumption(
 
 #: torch's own functions, which no list reaches and no report shows. The same holds for attributes (`mT`, not `t()`).
 _linear = _core.unpatched_copy(torch._C._nn.linear)
-_matmul, _mm, _add, _sum, _convolution, _reshape, _clone, _detach = (
+_matmul, _mm, _add, _sum, _convolution, _reshape, _permute, _clone, _detach = (
     _core.unpatched_copy(getattr(torch._C._VariableFunctions, name))
-    for name in ("matmul", "mm", "add", "sum", "convolution", "reshape", "clone", "detach")
+    for name in ("matmul", "mm", "add", "sum", "convolution", "reshape", "permute", "clone", "detach")
 )
 
 
@@ -203,15 +203,24 @@ def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -
 
 
 def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
-    made: Tensor = _matmul(one.float(), other.float())
-    return made.to(one.dtype)
+    multiplies = multiplies_bfloat16() if one.dtype is torch.bfloat16 else multiplies_float16()
+    made: Tensor = _matmul(one, other) if multiplies else _matmul(one.float(), other.float()).to(one.dtype)
+    return made
 
 
-def _summed_to(gradient: Tensor, shape: torch.Size) -> Tensor:
-    """Returns the gradient of a tensor of this shape, which was expanded."""
-    more = gradient.dim() - len(shape)
-    expanded = [i for i, size in enumerate(gradient.shape) if i < more or shape[i - more] != size]
-    made: Tensor = _reshape(_sum(gradient, expanded), shape) if expanded else gradient
+def _gradient_of_batches(one: Tensor, other: Tensor, shape: torch.Size) -> Tensor:
+    """Returns the product of batches, summed over those along which a tensor of this shape was expanded: as one product
+    of longer rows, which is rounded once."""
+    dimensions = max(one.dim(), other.dim())
+    one, other = (_reshape(x, (1,) * (dimensions - x.dim()) + x.shape) for x in (one, other))
+    wanted = [1] * (dimensions - len(shape)) + [*shape]
+    expanded = [i for i in range(dimensions - 2) if wanted[i] != max(one.shape[i], other.shape[i])]
+    if expanded:
+        kept = [i for i in range(dimensions - 2) if i not in expanded]
+        rows, columns = _permute(one, (*kept, -2, *expanded, -1)), _permute(other, (*kept, *expanded, -2, -1))
+        one = _reshape(rows, (*rows.shape[: len(kept) + 1], -1))
+        other = _reshape(columns, (*columns.shape[: len(kept)], -1, columns.shape[-1]))
+    made: Tensor = _reshape(_product_of_batches(one, other), shape)
     return made
 
 
@@ -229,8 +238,8 @@ class _Batches(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         one, other = ctx.saved_tensors
-        of_one = None if other is None else _summed_to(_product_of_batches(gradient, other.mT), ctx.shapes[0])
-        of_other = None if one is None else _summed_to(_product_of_batches(one.mT, gradient), ctx.shapes[1])
+        of_one = None if other is None else _gradient_of_batches(gradient, other.mT, ctx.shapes[0])
+        of_other = None if one is None else _gradient_of_batches(one.mT, gradient, ctx.shapes[1])
         return of_one, of_other
 
 

@@ -63,6 +63,7 @@ constexpr std::pair<std::string_view, engine::ProductForm> forms[] = {
     {"bmm", engine::ProductForm::bmm},
     {"convolution", engine::ProductForm::convolution},
     {"transposed_convolution", engine::ProductForm::transposed_convolution},
+    {"rounds_within", engine::ProductForm::rounds_within},
     {"other", engine::ProductForm::other},
 };
 static_assert(std::size(forms) == engine::product_forms);
