@@ -138,12 +138,14 @@ void arrange(const std::uint16_t* columns, std::size_t apart, std::size_t inner,
   const std::size_t pairs = inner / 2;
   for (std::size_t column = 0; column < count; column += lanes) {
     const __mmask16 columns_there = lanes32(count - column);
+    const std::uint16_t* const next = column + lanes < count ? columns + (column + lanes) * apart : columns + inner;
     const std::size_t most = lanes < count - column ? lanes : count - column;
     for (std::size_t pair = 0; pair < pairs; pair += lanes) {
       const __mmask16 pairs_there = lanes32(pairs - pair);
       const std::uint16_t* const from = columns + column * apart + pair * 2;
       __m512i square[lanes] = {};
       for (std::size_t i = 0; i < most; ++i) square[i] = _mm512_maskz_loadu_epi32(pairs_there, from + i * apart);
+      for (std::size_t i = 0; i < lanes; ++i) _mm_prefetch(next + i * apart + pair * 2, _MM_HINT_T0);
       transpose_square(square);
       const std::size_t end = lanes < pairs - pair ? lanes : pairs - pair;
       for (std::size_t i = 0; i < end; ++i) {
