@@ -27,7 +27,7 @@ from states import autocast
 
 from habana_mp import hmp
 
-WAYS = ("float32", "autocast each", "autocast loop", "bf16 model", "recommended", "recommended, bf16 model")
+WAYS = ("float32", "autocast each", "autocast loop", "bf16 model", "recommended", "recommended, bf16 model", "half, bf16 model")
 LENGTHS = (16, 33, 64, 100, 128, 180, 256, 300, 384, 512)
 
 
@@ -40,6 +40,8 @@ class Service:
         if way.startswith("recommended"):
             # The keys and values are in tuples: they stay as computed.
             hmp.convert(preset="recommended", results="as computed")
+        if way.startswith("half"):
+            hmp.convert(preset="half")
 
     def forward(self, words: torch.Tensor, pasts: Any) -> tuple[torch.Tensor, Any, float]:
         begin = time.perf_counter()

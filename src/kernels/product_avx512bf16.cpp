@@ -221,6 +221,8 @@ void multiply(const PanelProduct& product) noexcept {
   }
 }
 
+constexpr std::size_t lines_ahead = 4;
+
 // Multiplies up to 8 rows with up to 16 columns, which are stored as `arrange` takes them. The pairs of 16 columns are
 // brought together in registers.
 template <std::size_t rows>
@@ -247,9 +249,15 @@ void multiply_columns(const PanelProduct& product, std::size_t row, std::size_t 
     std::size_t pair = begin;
     __m512i square[lanes];
     for (; count == lanes && pair + lanes <= end; pair += lanes) {
+      // The lines that come next, which are those of other columns at the end.
+      const std::size_t ahead = pair + lines_ahead * lanes;
+      const std::uint16_t* const next =
+          columns + (ahead < pairs ? ahead * 2 : lanes * product.column_step + (ahead - pairs) * 2);
 #pragma GCC unroll 16
-      for (std::size_t i = 0; i < lanes; ++i)
+      for (std::size_t i = 0; i < lanes; ++i) {
         square[i] = WholeLanes::load(columns + i * product.column_step + pair * 2);
+        _mm_prefetch(next + i * product.column_step, _MM_HINT_T1);
+      }
       transpose_square(square);
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i) add(pair + i, square[i]);

@@ -42,10 +42,11 @@ struct FusedProduct {
       }
     }
 
-    // Prefetches a line of each column into the second-level cache.
-    void prefetch(std::size_t k) const {
+    // Prefetches a line of each column, or of each of those that come `apart` elements later, into the second-level
+    // cache.
+    void prefetch(std::size_t k, std::size_t apart = 0) const {
 #pragma GCC unroll 16
-      for (std::size_t i = 0; i < lanes; ++i) __builtin_prefetch(first[i] + k, 0, 2);
+      for (std::size_t i = 0; i < lanes; ++i) __builtin_prefetch(first[i] + apart + k, 0, 2);
     }
   };
 
@@ -188,7 +189,12 @@ struct FusedProduct {
         // power of two, the caches hold few of such lines together.
 #pragma GCC unroll 2
         for (std::size_t half = 0; half < 2; ++half) {
-          columns[half].prefetch(k + 4 * line);
+          const std::size_t ahead = k + 4 * line;
+          if (ahead < product.inner) {
+            columns[half].prefetch(ahead);
+          } else {
+            columns[half].prefetch(ahead - product.inner, width * product.weight_step);
+          }
           for (std::size_t in_line = k; in_line < k + line && in_line < end; in_line += 2 * lanes) {
             add_square<rows>(input + in_line, columns[half], in_line, end - in_line, even[half], odd[half]);
           }
