@@ -116,6 +116,9 @@ def multiply(
     """Returns the product of rows and a weight [outer][inner] in one lower precision, by our kernels, without autograd.
     Returns None if they do not take such tensors."""
 
+def multiply_batches(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """Returns the products of matrices in one lower precision, as ``matmul`` does, in the same way."""
+
 class Composite:
     """A Python function of torch that lists may cover. ``called`` does what its calls did before they came here."""
 
@@ -562,5 +565,8 @@ def is_cached_memory(tensor: Any) -> bool:
     """True if this tensor has the memory of a cached cast."""
 
 def weights_forget(weight: Any) -> None: ...
+def weights_cast(weight: Any, dtype: Any, /) -> None:
+    """Caches the cast of a weight, if it can be cached and is not yet."""
+
 def weights_statistics() -> dict[str, Any]: ...
 def weights_reset_statistics() -> None: ...

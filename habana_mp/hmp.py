@@ -49,6 +49,7 @@ from habana_mp.scopes.disable import disable_casts
 from habana_mp.scopes.keep import keep
 from habana_mp.scopes.op_wrap import op_wrap
 from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
+from habana_mp.warming import warm
 
 if TYPE_CHECKING:
     from habana_mp.auditing.audit import Audit, audit
@@ -92,6 +93,7 @@ __all__ = [
     "reset_report",
     "restore",
     "tune",
+    "warm",
     "watch",
 ]
 

@@ -161,11 +161,23 @@ class Operation(NamedTuple):
     can write into a cached cast."""
 
     product_form: Literal[
-        "", "linear", "addmm", "mm", "matmul", "bmm", "convolution", "transposed_convolution", "rounds_within", "other"
+        "",
+        "linear",
+        "addmm",
+        "mm",
+        "matmul",
+        "mv",
+        "addmv",
+        "bmm",
+        "convolution",
+        "transposed_convolution",
+        "rounds_within",
+        "rounds_once",
+        "other",
     ] = ""
     """The torch function that it calls, or "other", for a call whose lower precision is that of its products: a
     processor without instructions for these computes it in float32 and rounds the result. "rounds_within": torch's
-    function rounds within the sum, so each processor does."""
+    function rounds within the sum, so each processor does. "rounds_once": torch's own function is right everywhere."""
 
     equivalent: str = ""
     """For a method of two tensors: the equivalent torch function, which is cheaper to call, see

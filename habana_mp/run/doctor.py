@@ -94,15 +94,18 @@ def _print_bf16() -> None:
     print(f"products      of bf16 are computed {way}")
     print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (best of 9):")
     for device in devices():
-        found = []
+        found, by_torch = [], []
         for case in _CASES:
             plain, by_autocast, by_hmp = _ratios(device, case)
             others = f"{plain:6.2f}  {_verdict(plain):<8}  autocast {by_autocast:6.2f}"
             print(f"  {device:<6} {case.name:<35} {others}  by hmp {by_hmp:6.2f}  {_verdict(by_hmp)}")
             found.append(by_hmp)
+            by_torch.append(plain)
         mean, slower = statistics.geometric_mean(found), sum(_verdict(one) == "slower" for one in found)
         what = {"the same": "as fast as fp32"}.get(_verdict(mean), f"{_verdict(mean)} than fp32")
         exceptions = f"; {slower} of {len(found)} of these operations are slower" if slower else ""
+        speeds = [1 / statistics.geometric_mean(one) for one in (by_torch, found)]
+        print(f"speed         {device}: torch multiplies bf16 at {speeds[0]:.2f}, habana_mp at {speeds[1]:.2f} of fp32's")
         print(f"verdict       {device}: bf16 takes {mean:.2f} of the time of fp32 in the mean: {what}{exceptions}")
 
 

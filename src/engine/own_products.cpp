@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "engine/products.hpp"
 #include "errors.hpp"
@@ -30,6 +33,7 @@ struct ProductCall {
   PyObject* bias = Py_None;
   bool is_linear = false;     // the weight is [outer][inner], as for F.linear, not [inner][outer]
   bool wants_matrix = false;  // the input must have two dimensions
+  bool wants_vector = false;  // or one
   bool float32_result = false;
 };
 
@@ -45,13 +49,19 @@ bool view_operand(PyObject* tensor, Kind kind, DLTensor& view) {
          host::view_on_cpu(tensor, view);
 }
 
+// The number of dimensions of a plain tensor on the CPU; 0 for anything else.
+std::int32_t dimensions_of(PyObject* tensor) {
+  DLTensor view;
+  return host::is_plain_tensor(tensor) && host::view_on_cpu(tensor, view) ? view.ndim : 0;
+}
+
 const void* values_of(const DLTensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }
 
 // Sets the rows of the input: those of a matrix must be at equal distances without overlap, those of a tensor with more
-// dimensions must be adjacent. Returns false for any other layout.
+// dimensions must be adjacent. A vector is one row. Returns false for any other layout.
 bool set_rows(const DLTensor& view, Product& product) {
   const std::int32_t last = view.ndim - 1;
-  if (last < 1 || view.ndim > most_dimensions) return false;
+  if (last < 0 || view.ndim > most_dimensions) return false;
   const auto length = static_cast<std::int64_t>(product.inner);
   std::int64_t count = 1;
   std::int64_t step = 0;
@@ -99,7 +109,7 @@ std::optional<Product> product_of(const ProductCall& call, Kind kind) {
   if (!view_operand(call.input, kind, input) || !view_operand(call.weight, kind, weight)) return std::nullopt;
   Product product{};
   product.kind = tensor::float_of(kind);
-  if ((call.wants_matrix && input.ndim != 2) || !set_weight(weight, call.is_linear, product) ||
+  if ((call.wants_matrix && input.ndim != 2) || (call.wants_vector && input.ndim != 1) || !set_weight(weight, call.is_linear, product) ||
       !set_rows(input, product)) {
     return std::nullopt;
   }
@@ -120,6 +130,87 @@ std::optional<Product> product_of(const ProductCall& call, Kind kind) {
 bool is_worth_multiplying(const Product& product) {
   return product.float32_result || product.rows <= kernels::most_rows(product.kind) ||
          product.outer * product.inner <= small_weight;
+}
+
+std::int64_t stride_of(const DLTensor& view, std::int32_t dimension) {
+  if (view.strides != nullptr) return view.strides[dimension];
+  return std::accumulate(view.shape + dimension + 1, view.shape + view.ndim, std::int64_t{1}, std::multiplies<>());
+}
+
+// Views the first matrix of a stack of matrices, which its last two dimensions are.
+DLTensor first_matrix(const DLTensor& stack) {
+  DLTensor matrix = stack;
+  matrix.ndim = 2;
+  matrix.shape += stack.ndim - 2;
+  if (matrix.strides != nullptr) matrix.strides += stack.ndim - 2;
+  return matrix;
+}
+
+// Products of the matrices of two stacks, whose results are adjacent.
+struct Stack {
+  std::vector<std::int64_t> sizes;  // of the result
+  std::vector<Product> products;    // without their results
+};
+
+// Returns nothing if the kernels do not take the matrices as they are. `expands`: one matrix may stand for several.
+std::optional<Stack> stack_of(PyObject* one, PyObject* other, Kind kind, bool expands) {
+  DLTensor left;
+  DLTensor right;
+  if (!view_operand(one, kind, left) || !view_operand(other, kind, right) || left.ndim != right.ndim || left.ndim < 3) {
+    return std::nullopt;
+  }
+  Product first{};
+  first.kind = tensor::float_of(kind);
+  if (!set_weight(first_matrix(right), false, first) || !set_rows(first_matrix(left), first)) return std::nullopt;
+  first.result_step = first.outer;
+  Stack made;
+  std::int64_t count = 1;
+  for (std::int32_t i = 0; i < left.ndim - 2; ++i) {
+    const std::int64_t sizes[2] = {left.shape[i], right.shape[i]};
+    if (sizes[0] != sizes[1] && !(expands && (sizes[0] == 1 || sizes[1] == 1))) return std::nullopt;
+    made.sizes.push_back(sizes[0] == 1 ? sizes[1] : sizes[0]);
+    count *= made.sizes.back();
+  }
+  if (count == 0 || first.rows == 0 || first.inner == 0 || first.outer == 0) return std::nullopt;
+  const auto bytes = static_cast<std::int64_t>(tensor::bytes_as(kind, 1));
+  for (std::int64_t number = 0; number < count; ++number) {
+    Product& product = made.products.emplace_back(first);
+    std::int64_t rest = number;
+    for (std::int32_t i = left.ndim - 3; i >= 0; --i) {
+      const std::int64_t place = rest % made.sizes[static_cast<std::size_t>(i)];
+      rest /= made.sizes[static_cast<std::size_t>(i)];
+      const auto moved = [&](const void* memory, const DLTensor& view) {
+        return static_cast<const char*>(memory) + (view.shape[i] == 1 ? 0 : place * stride_of(view, i) * bytes);
+      };
+      product.input = moved(product.input, left);
+      product.weight = moved(product.weight, right);
+    }
+  }
+  made.sizes.push_back(static_cast<std::int64_t>(first.rows));
+  made.sizes.push_back(static_cast<std::int64_t>(first.outer));
+  return made;
+}
+
+Owned multiply_stack(PyObject* one, PyObject* other, Kind kind, bool expands) {
+  const std::optional<Stack> first = stack_of(one, other, kind, expands);
+  Owned made = first ? host::new_empty(one, first->sizes, kind) : nullptr;
+  DLTensor result;
+  if (!made || !view_operand(made.get(), kind, result) || !host::is_contiguous(result)) return nullptr;
+  // Other code may have run meanwhile, so all is read from here on.
+  std::optional<Stack> stack = stack_of(one, other, kind, expands);
+  if (!stack || stack->sizes != first->sizes) return nullptr;
+  const Product& each = stack->products.front();
+  const std::size_t bytes = each.rows * each.outer * tensor::bytes_as(kind, 1);
+  auto* memory = static_cast<char*>(const_cast<void*>(values_of(result)));
+  for (Product& product : stack->products) {
+    product.result = memory;
+    memory += bytes;
+  }
+  const unsigned threads = host::torch_threads();
+  bool done = false;
+  without_gil_if(stack->products.size() * each.rows * each.inner * each.outer >= least_products_without_gil,
+                 [&] { done = kernels::multiply_each(stack->products, threads); });
+  return done ? std::move(made) : nullptr;
 }
 
 // Multiplies rows that are stored as the kernels take them.
@@ -163,6 +254,14 @@ std::optional<ProductCall> read_call(ProductForm form, const Arguments& argument
     if (count < 2 || count > 3) return std::nullopt;
     if (count == 3) call.bias = values[2];
     call.is_linear = true;
+  } else if (form == ProductForm::mv || form == ProductForm::addmv) {
+    const Py_ssize_t matrix = form == ProductForm::addmv ? 1 : 0;
+    if (count != matrix + 2 || values[0] == Py_None) return std::nullopt;
+    call.input = values[matrix + 1];
+    call.weight = values[matrix];
+    if (matrix == 1) call.bias = values[0];
+    call.is_linear = true;
+    call.wants_vector = true;
   } else {
     if (count != 2) return std::nullopt;
     call.wants_matrix = form == ProductForm::mm;
@@ -177,9 +276,27 @@ struct GiveBack {
 
 }  // namespace
 
+// Multiplies stacks of matrices. The rows of the first one are copied if there are gaps in them.
+Owned multiply_batches(const Arguments& arguments, Kind kind, ProductForm form) {
+  if (arguments.keywords != nullptr || arguments.positional != 2) return nullptr;
+  PyObject* const one = arguments.values[0];
+  PyObject* const other = arguments.values[1];
+  const bool expands = form == ProductForm::matmul;
+  Owned made = multiply_stack(one, other, kind, expands);
+  if (made || PyErr_Occurred() != nullptr || !host::is_plain_tensor(one)) return made;
+  const std::unique_ptr<PyObject, GiveBack> rows(tensor::copy_in_rows(one, kind).release());
+  return rows ? multiply_stack(rows.get(), other, kind, expands) : nullptr;
+}
+
 Owned multiply(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result) {
-  std::optional<ProductCall> call = read_call(form, arguments, float32_result);
-  if (!call || !kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
+  if (!kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
+  const bool is_matmul = form == ProductForm::matmul && arguments.positional == 2;
+  const std::int32_t dimensions = is_matmul ? dimensions_of(arguments.values[1]) : 0;
+  if (form == ProductForm::bmm || dimensions > 2) {
+    return float32_result || !lacks_instructions(kind) ? nullptr : multiply_batches(arguments, kind, form);
+  }
+  std::optional<ProductCall> call = read_call(dimensions == 1 ? ProductForm::mv : form, arguments, float32_result);
+  if (!call) return nullptr;
   if (const std::optional<Product> product = product_of(*call, kind)) {
     return is_worth_multiplying(*product) ? multiply_rows(*call, kind, *product) : nullptr;
   }

@@ -19,6 +19,10 @@ namespace {
 // The values of all operands together. A function of autograd in Python, or casts, would cost more than they gain.
 constexpr std::int64_t least_values_tracked = 1 << 13;
 
+bool view_plain(PyObject* value, DLTensor& view) {
+  return host::is_plain_tensor(value) && host::view_on_cpu(value, view);
+}
+
 // A look at the tensors of a call.
 struct Operands {
   bool are_plain = true;  // all floating ones are ordinary tensors with values on the CPU
@@ -32,7 +36,7 @@ Operands look_at(const Arguments& arguments) {
     if (!is_floating(kind)) return false;
     DLTensor view;
     seen.are_tracked = seen.are_tracked || host::requires_grad(value);
-    seen.are_plain = seen.are_plain && host::is_plain_tensor(value) && host::view_on_cpu(value, view);
+    seen.are_plain = seen.are_plain && view_plain(value, view);
     if (seen.are_plain) seen.values += host::count_elements(value);
     return false;
   });
@@ -44,26 +48,28 @@ Operands look_at(const Arguments& arguments) {
 bool expands_batches(const Arguments& arguments) {
   DLTensor one;
   DLTensor other;
-  return arguments.positional == 2 && host::view_on_cpu(arguments.values[0], one) && one.ndim > 2 &&
-         host::view_on_cpu(arguments.values[1], other) && other.ndim > 2 &&
+  return arguments.positional == 2 && view_plain(arguments.values[0], one) && one.ndim > 2 &&
+         view_plain(arguments.values[1], other) && other.ndim > 2 &&
          !std::equal(one.shape, one.shape + one.ndim - 2, other.shape, other.shape + other.ndim - 2);
 }
 
 // True if `linear` adds the bias to a product that is rounded before: torch folds no batches with gaps between them.
 bool adds_bias_afterwards(const Arguments& arguments) {
   DLTensor input;
-  return arguments.count() > 2 && arguments.values[2] != Py_None && host::view_on_cpu(arguments.values[0], input) &&
+  return arguments.count() > 2 && arguments.values[2] != Py_None && view_plain(arguments.values[0], input) &&
          input.ndim > 2 && !host::is_contiguous(input);
 }
 
 // True for a product that torch's function may compute, if autograd tracks the call: the processor has instructions for
 // it, or it is small.
 bool is_left_to_torch(ProductForm form, const Operands& operands, Kind to) {
-  if (!lacks_instructions(to)) return true;
-  const bool rounds_within =  // without the instructions
-      form == ProductForm::convolution || form == ProductForm::transposed_convolution;
-  return !rounds_within && computes_as_tracked() && operands.values < least_values_tracked;
+  if (form == ProductForm::rounds_once || !lacks_instructions(to)) return true;
+  const bool is_convolution = form == ProductForm::convolution || form == ProductForm::transposed_convolution;
+  return !is_convolution && computes_as_tracked() && operands.values < least_values_tracked;
 }
+
+// True if torch's function rounds within the sum on every processor.
+bool rounds_within(ProductForm form) { return form == ProductForm::rounds_within || form == ProductForm::addmv; }
 
 // True if torch's function rounds twice even so, if autograd tracks the call.
 bool rounds_twice(ProductForm form, const Arguments& arguments) {
@@ -166,7 +172,7 @@ Owned call_with_float32_result(const Call& call, const Arguments& arguments, Kin
 bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to) {
   const ProductForm form = rule.execution.form;
   if (form == ProductForm::none || !is_lower(to)) return false;
-  if (rule.float32_result || form == ProductForm::rounds_within) return true;
+  if (rule.float32_result || rounds_within(form)) return true;
   if (lacks_instructions(to) && !is_left_to_torch(form, look_at(arguments), to)) return true;
   return computes_as_tracked() ? rounds_twice(form, arguments) : has_weight(form);
 }
@@ -176,7 +182,7 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
   if (call.rule.float32_result) return call_with_float32_result(call, arguments, to);
-  in_float32 = in_float32 || form == ProductForm::rounds_within;
+  in_float32 = in_float32 || rounds_within(form);
   if (host::is_traced()) return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
   const bool must_look = in_float32 || lacks_instructions(to) || computes_as_tracked();
   const Operands operands = must_look ? look_at(arguments) : Operands();

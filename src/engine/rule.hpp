@@ -57,17 +57,20 @@ enum class ProductForm : std::uint8_t {
   addmm,                   // torch.addmm(bias, input, weight)
   mm,                      // torch.mm(input, weight)
   matmul,                  // torch.matmul(input, weight)
+  mv,                      // torch.mv(weight, input)
+  addmv,                   // torch.addmv(bias, weight, input)
   bmm,                     // torch.bmm(input, other)
   convolution,             // F.conv2d(input, weight, bias, stride, padding, dilation, groups), or 1d or 3d
   transposed_convolution,  // F.conv_transpose2d(input, weight, bias, ...), or 1d or 3d
   rounds_within,           // one within whose sum torch's function rounds
+  rounds_once,             // one that torch's function rounds once, without instructions too
   other,
   count,
 };
 inline constexpr auto product_forms = static_cast<std::size_t>(ProductForm::count);
 
 // True for products of rows and a matrix.
-inline bool has_weight(ProductForm form) { return ProductForm::linear <= form && form <= ProductForm::matmul; }
+inline bool has_weight(ProductForm form) { return ProductForm::linear <= form && form <= ProductForm::addmv; }
 
 // Execution options: how a call is computed.
 struct ExecutionOptions {

@@ -299,4 +299,29 @@ bool multiply_with(const Table& table, const Product& product, unsigned threads)
 
 bool multiply(const Product& product, unsigned threads) noexcept { return multiply_with(chosen(), product, threads); }
 
+bool multiply_each(std::span<const Product> products, unsigned threads) noexcept {
+  if (products.size() < threads) {
+    return std::ranges::all_of(products, [=](const Product& one) { return multiply(one, threads); });
+  }
+  struct Each {
+    std::span<const Product> products;
+    mutable std::atomic<bool> failed{false};
+  };
+  const Each each{products};
+  const Body body = [](const void* context, std::size_t begin, std::size_t end) noexcept {
+    const auto& all = *static_cast<const Each*>(context);
+    for (; begin < end; ++begin) {
+      if (!multiply(all.products[begin], 1)) all.failed.store(true, std::memory_order_relaxed);
+    }
+  };
+  const Product& one = products.front();
+  if (threads <= 1 || products.size() * one.rows * one.inner * one.outer < threads_from) {
+    body(&each, 0, products.size());
+  } else {
+    parallel_for(products.size(), std::max<std::size_t>(products.size() / (pieces_per_thread * threads), 1), threads,
+                 body, &each);
+  }
+  return !each.failed.load(std::memory_order_relaxed);
+}
+
 }  // namespace habana_mp::kernels

@@ -1,6 +1,7 @@
 #include "tensor/blocks.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +24,7 @@ namespace {
 std::atomic<std::uint64_t> block_from{~std::uint64_t{0}};
 
 constexpr std::size_t alignment = 64;
+constexpr std::uintptr_t large_page = std::uintptr_t{2} << 20;
 
 struct Block {
   void* memory;
@@ -62,7 +64,9 @@ void* take(std::uint64_t bytes) {
       return memory;
     }
   }
-  return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  void* const memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  ask_for_large_pages(memory, bytes);
+  return memory;
 }
 
 // Adds the block to those that wait, and returns an empty one. Otherwise returns a block to free: this one if it may
@@ -115,6 +119,13 @@ void end_capsule(PyObject* capsule) {
 }
 
 }  // namespace
+
+void ask_for_large_pages(void* memory, std::uint64_t bytes) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t begin = (address + large_page - 1) / large_page * large_page;
+  const std::uintptr_t end = (address + bytes) / large_page * large_page;
+  if (memory != nullptr && begin < end) madvise(static_cast<char*>(memory) + (begin - address), end - begin, MADV_HUGEPAGE);
+}
 
 bool is_block(std::uint64_t bytes) noexcept { return bytes >= block_from.load(std::memory_order_relaxed); }
 

@@ -42,7 +42,9 @@ Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to) {
   }
   Owned made = host::allocate_like(source, to, values);
   if (made) {
-    convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, host::count_in(source));
+    const std::int64_t count = host::count_in(source);
+    ask_for_large_pages(values, bytes_as(to, count));
+    convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
   }
   return made;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from habana_mp import hmp, ops
 from helpers.comparing import assert_same
 
 _generator = torch.Generator().manual_seed(7)
@@ -470,11 +472,26 @@ CLOSE = {"linalg_lstsq"}
 
 
 def differing(given: list[tuple[Case, tuple[Any, ...], Any]]) -> dict[str, str]:
-    """Returns the cases whose result is not the expected one, with the start of the error."""
+    """Returns the cases whose result is not the expected one, with the start of the error. A product in lower precision
+    may also be the float32 sum of the operands in that precision, rounded once."""
     failed = {}
     for case, inputs, expected in given:
         try:
-            assert_same(case.run(inputs), expected, close=case.name in CLOSE)
+            result = case.run(inputs)
+            with contextlib.suppress(AssertionError):
+                assert_same(result, expected, close=case.name in CLOSE)
+                continue
+            assert is_rounded_once(case, inputs, result)
         except (AssertionError, RuntimeError) as error:
             failed[str(case)] = str(error).splitlines()[0][:100]
     return failed
+
+
+def is_rounded_once(case: Case, inputs: tuple[Any, ...], result: Any) -> bool:
+    names = ops.resolve(case.name)
+    is_product = names is not None and any(ops.row_of(one).product_form for one in names.exact)
+    if not is_product or not isinstance(result, torch.Tensor) or result.dtype is torch.float32:
+        return False
+    with hmp.disable_casts():
+        operands = cast(inputs, result.dtype)
+        return torch.equal(cast(case.run(cast(operands, torch.float32)), result.dtype), result)

@@ -49,15 +49,16 @@ def test_every_operation_of_the_table_is_tested() -> None:
 def test_results_and_gradients_are_those_of_casts_by_hand(converted: Converter, name: str, dtype: torch.dtype) -> None:
     call, shapes = CALLS[name]
     inputs = [leaf(*shape, seed=i) for i, shape in enumerate(shapes)]
-    expected = call(*(one.to(dtype) for one in inputs))
-    wanted = torch.autograd.grad(expected.float().square().sum(), inputs)
+    lower = [one.to(dtype) for one in inputs]
+    # By torch's function for that precision, or as a float32 sum that is rounded once.
+    by_hand = [call(*lower), call(*(one.float() for one in lower)).to(dtype)]
+    wanted = [[one, *torch.autograd.grad(one.float().square().sum(), inputs, retain_graph=True)] for one in by_hand]
     converted(bf16=[name], dtype=dtype)
     result = call(*inputs)
     hmp.restore()
     assert result.dtype is dtype
-    assert torch.equal(result, expected)
-    for got, want in zip(torch.autograd.grad(result.float().square().sum(), inputs), wanted, strict=True):
-        assert torch.equal(got, want)
+    made = [result, *torch.autograd.grad(result.float().square().sum(), inputs)]
+    assert any(all(map(torch.equal, made, one)) for one in wanted)
 
 
 @pytest.mark.filterwarnings("ignore::habana_mp.hmp.HmpWarning")

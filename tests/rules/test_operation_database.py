@@ -42,7 +42,12 @@ def runs(call: Call, function: Any) -> bool:
 
 
 def by_hand_of(op: Any, mixed: Call, function: Any) -> Any:
-    """What somebody gets who casts the inputs; of a sum by index, who rounds its result."""
+    """What somebody gets who casts the inputs; of a sum by index, or a product within which torch rounds, who rounds its
+    result."""
+    if operation_of(op) in ("addbmm", "addmv", "bilinear"):
+        given = cast_by_hand(op, mixed)
+        dtype = given.arguments[0].dtype
+        return given.mapped(lambda t, _: t.float()).copied().run(function).to(dtype)
     if operation_of(op) not in ("index_add", "index_put", "put"):
         return cast_by_hand(op, mixed).copied().run(function)
     return mixed.mapped(lambda t, _: t.float()).copied().run(function).to(mixed.arguments[0].dtype)

@@ -34,9 +34,9 @@ _FLOAT16 = Assumption(
 
 #: torch's own functions, which no list reaches and no report shows. The same holds for attributes (`mT`, not `t()`).
 _linear = _core.unpatched_copy(torch._C._nn.linear)
-_matmul, _mm, _add, _sum, _convolution, _reshape, _permute, _clone, _detach = (
+_matmul, _mm, _mul, _add, _sum, _convolution, _reshape, _permute, _clone, _detach = (
     _core.unpatched_copy(getattr(torch._C._VariableFunctions, name))
-    for name in ("matmul", "mm", "add", "sum", "convolution", "reshape", "permute", "clone", "detach")
+    for name in ("matmul", "mm", "mul", "add", "sum", "convolution", "reshape", "permute", "clone", "detach")
 )
 
 
@@ -69,6 +69,8 @@ def product_of_rows(
     is_float32 = dtype is torch.float32
     # A backward that is differentiated takes functions that autograd knows.
     made: Tensor | None = None
+    if input.shape[-1] == 1 and bias is None and not is_float32:
+        return _mul(input, weight.mT).to(input.dtype if dtype is None else dtype)  # nothing is summed
     if not torch.is_grad_enabled():
         made = _core.multiply(input, weight, bias, is_float32)
     if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
@@ -204,8 +206,12 @@ def with_rounded_gradient(result: Tensor, dtype: torch.dtype, is_traced: bool) -
 
 def _product_of_batches(one: Tensor, other: Tensor) -> Tensor:
     multiplies = multiplies_bfloat16() if one.dtype is torch.bfloat16 else multiplies_float16()
-    made: Tensor = _matmul(one, other) if multiplies else _matmul(one.float(), other.float()).to(one.dtype)
-    return made
+    made: Tensor | None = None
+    if multiplies:
+        made = _matmul(one, other)
+    elif not torch.is_grad_enabled():
+        made = _core.multiply_batches(one, other)
+    return _matmul(one.float(), other.float()).to(one.dtype) if made is None else made
 
 
 def _gradient_of_batches(one: Tensor, other: Tensor, shape: torch.Size) -> Tensor:
@@ -321,6 +327,16 @@ def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | No
     return NotImplemented if given else _apply(_Batches, one, other)
 
 
+def _call_mv(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
+    if len(arguments) not in (2, 3) or not _are_alike(arguments[-2:], (2, 1)):
+        return NotImplemented
+    (*added, weight, vector), bias = arguments, arguments[0] if len(arguments) == 3 else None
+    if added and (bias is None or not _is_bias(bias, weight.shape[0], vector.dtype if given is None else None)):
+        return NotImplemented
+    row = _reshape(vector, (1, -1))
+    return _reshape(_apply_rows(row, weight, bias, given and (_reshape(given[-1], (1, -1)), given[-2])), (-1,))
+
+
 def _for_each(value: Any, dimensions: int) -> list[int]:
     numbers = [*value] if isinstance(value, (list, tuple)) else [value]
     return numbers * dimensions if len(numbers) == 1 else numbers
@@ -355,6 +371,8 @@ _TRACKED: dict[str, Callable[..., Any]] = {
     "addmm": _call_addmm,
     "mm": partial(_call_matmul, dimensions=2),
     "matmul": _call_matmul,
+    "mv": _call_mv,
+    "addmv": _call_mv,
     "bmm": partial(_call_matmul, dimensions=3),
     "convolution": partial(_convolved, _dimensions("conv"), (1, 0, 1, 1)),
     "transposed_convolution": partial(_convolved, _dimensions("conv_transpose"), (1, 0, 0, 1, 1)),

@@ -60,10 +60,13 @@ constexpr std::pair<std::string_view, engine::ProductForm> forms[] = {
     {"addmm", engine::ProductForm::addmm},
     {"mm", engine::ProductForm::mm},
     {"matmul", engine::ProductForm::matmul},
+    {"mv", engine::ProductForm::mv},
+    {"addmv", engine::ProductForm::addmv},
     {"bmm", engine::ProductForm::bmm},
     {"convolution", engine::ProductForm::convolution},
     {"transposed_convolution", engine::ProductForm::transposed_convolution},
     {"rounds_within", engine::ProductForm::rounds_within},
+    {"rounds_once", engine::ProductForm::rounds_once},
     {"other", engine::ProductForm::other},
 };
 static_assert(std::size(forms) == engine::product_forms);
@@ -198,12 +201,21 @@ py::list counts() {
   return rows;
 }
 
-py::object multiply(const py::object& input, const py::object& weight, const py::object& bias, bool float32_result) {
-  PyObject* const values[] = {input.ptr(), weight.ptr(), bias.ptr()};
-  Owned made =
-      engine::multiply(engine::ProductForm::linear, {values, 3, nullptr}, host::kind_of(input.ptr()), float32_result);
+py::object result_or_none(Owned made) {
   or_throw(made || PyErr_Occurred() == nullptr);
   return made ? py::reinterpret_steal<py::object>(made.release()) : py::none();
+}
+
+py::object multiply(const py::object& input, const py::object& weight, const py::object& bias, bool float32_result) {
+  PyObject* const values[] = {input.ptr(), weight.ptr(), bias.ptr()};
+  return result_or_none(
+      engine::multiply(engine::ProductForm::linear, {values, 3, nullptr}, host::kind_of(input.ptr()), float32_result));
+}
+
+py::object multiply_batches(const py::object& one, const py::object& other) {
+  PyObject* const values[] = {one.ptr(), other.ptr()};
+  return result_or_none(
+      engine::multiply(engine::ProductForm::matmul, {values, 2, nullptr}, host::kind_of(one.ptr()), false));
 }
 
 py::object unpatched_copy(const py::object& builtin) {
@@ -244,6 +256,7 @@ void register_installation(py::module_& module) {
       py::arg("multiplies_bf16"), py::arg("multiplies_f16"), py::arg("tracked"), py::arg("widened"),
       py::arg("with_rounded_gradient"));
   module.def("multiply", &multiply, py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("float32_result"));
+  module.def("multiply_batches", &multiply_batches, py::arg("one"), py::arg("other"));
   py::tuple names(std::size(traits));
   for (std::size_t i = 0; i < std::size(traits); ++i) names[i] = std::string(traits[i].first);
   module.attr("traits") = names;

@@ -1,0 +1,62 @@
+"""``warm``: the casts of a model's weights, made before the first call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from habana_mp import _core
+from habana_mp.policy.precisions import PRECISIONS
+from habana_mp.reporting.explanation import explain
+
+#: The operations of torch's layers. `out_proj` of attention is a linear layer itself.
+_OPERATIONS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.MultiheadAttention: "linear",
+    nn.Bilinear: "bilinear",
+    nn.LSTM: "lstm",
+    nn.GRU: "gru",
+    nn.RNN: "rnn_tanh",
+    **{getattr(nn, f"Conv{count}d"): f"conv{count}d" for count in (1, 2, 3)},
+    **{getattr(nn, f"ConvTranspose{count}d"): f"conv_transpose{count}d" for count in (1, 2, 3)},
+}
+_DTYPES = {name: dtype for dtype, name in PRECISIONS.items() if dtype is not torch.float32}
+
+
+def warm(model: nn.Module) -> int:
+    """Makes the cached casts of a model's weights now, in place of its first call.
+
+    ::
+
+        hmp.convert(preset="recommended")
+        hmp.warm(model)                    # in a service, before the first request
+
+    A weight is cast if the lists and rules in force here lower the operation of its layer: those layers of ``torch.nn``
+    and of classes made from them that make products. Other weights are cast by the first call, as without this.
+
+    Returns:
+        The bytes of the new casts: 0 if there is nothing to cast, or all is cast.
+
+    Raises:
+        TypeError: something that is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a module; got {type(model).__name__}: {model!r}")
+    before = _bytes_of_casts()
+    for module in model.modules():
+        operation = next((one for kind, one in _OPERATIONS.items() if isinstance(module, kind)), None)
+        if operation is None:
+            continue
+        explained: Any = explain(operation, module)
+        dtype = _DTYPES.get(explained.precision.split()[0])
+        for weight in module.parameters(recurse=False):
+            if dtype is not None:
+                _core.weights_cast(weight, dtype)
+    return _bytes_of_casts() - before
+
+
+def _bytes_of_casts() -> int:
+    count: int = _core.weights_statistics()["bytes"]
+    return count
