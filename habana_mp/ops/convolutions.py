@@ -160,7 +160,8 @@ _ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 ROWS = (
     _cast_by_autocast("conv1d conv2d", wrong_in_bf16=wrong_in_bf16, wrong_if_strided=True),
     _cast_by_autocast("conv3d", wrong_in_bf16=wrong_in_bf16),
-    _transposed("conv_transpose1d conv_transpose2d conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
+    _transposed("conv_transpose1d conv_transpose2d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
+    _transposed("conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
     _convolution("convolution", wrong_in_bf16=_may_be_wrong, family=_ALL),
     _convolution("_convolution", wrong_in_bf16=_may_be_wrong, family=f"convolution {_ALL}"),
     _convolution("conv_tbc"),

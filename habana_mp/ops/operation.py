@@ -104,7 +104,8 @@ class Operation(NamedTuple):
     """True for a call whose result or gradient torch gets wrong in bfloat16. It runs in float32 (rule 8)."""
 
     wrong_if_strided: bool = False
-    """True if only a stride other than 1, or a kernel with few input channels and long rows, can make it wrong."""
+    """True if only a stride other than 1, an output padding, or a kernel with few input channels and long rows can make
+    it wrong."""
 
     # ---- operations that torch computes as one, while lists name their parts ----------------------------------------
 
@@ -172,12 +173,11 @@ class Operation(NamedTuple):
         "convolution",
         "transposed_convolution",
         "rounds_within",
-        "rounds_once",
         "other",
     ] = ""
     """The torch function that it calls, or "other", for a call whose lower precision is that of its products: a
     processor without instructions for these computes it in float32 and rounds the result. "rounds_within": torch's
-    function rounds within the sum, so each processor does. "rounds_once": torch's own function is right everywhere."""
+    function rounds within the sum, so each processor does."""
 
     equivalent: str = ""
     """For a method of two tensors: the equivalent torch function, which is cheaper to call, see

@@ -103,7 +103,7 @@ _GEMM = (
     _gemm_cast_by_autocast("baddbmm", added=("input", 0)),
     _gemm_cast_by_autocast("addbmm", added=("input", 0), product_form="rounds_within"),
     _gemm("mv", product_form="mv"),
-    _gemm("dot", unlisted=WIDEST, product_form="rounds_once"),
+    _gemm("dot", unlisted=WIDEST, product_form="rounds_within"),
     _gemm("_grouped_mm", spellings="grouped_mm", added=("bias", 3)),
     _product("addmv", added=("input", 0), product_form="addmv"),
     Operation("_weight_int8pack_mm", FIRST_INPUT),

@@ -1,5 +1,7 @@
 #include "engine/facts.hpp"
 
+#include <algorithm>
+
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
 #include "engine/known_tensors.hpp"
@@ -23,17 +25,13 @@ bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
   });
 }
 
-// True if the stride of a convolution, its fourth argument, is 1.
-bool has_unit_stride(const Arguments& arguments) {
-  static PyObject* const name = interned("stride");
-  PyObject* stride = find_argument(arguments, 3, name);
-  const auto is_one = [](PyObject* number) { return PyLong_CheckExact(number) && PyLong_AsLong(number) == 1; };
-  if (stride == nullptr || is_one(stride)) return true;
-  if (!PyTuple_Check(stride)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(stride); ++i) {
-    if (!is_one(PyTuple_GET_ITEM(stride, i))) return false;
-  }
-  return true;
+// True if an argument of a convolution is left out, or is this number in each dimension.
+bool is_everywhere(const Arguments& arguments, Py_ssize_t position, PyObject* name, long wanted) {
+  PyObject* const given = find_argument(arguments, position, name);
+  const auto is_wanted = [=](PyObject* one) { return PyLong_CheckExact(one) && PyLong_AsLong(one) == wanted; };
+  if (given == nullptr || is_wanted(given)) return true;
+  if (!PyTuple_Check(given)) return false;
+  return std::all_of(PySequence_Fast_ITEMS(given), PySequence_Fast_ITEMS(given) + PyTuple_GET_SIZE(given), is_wanted);
 }
 
 // True if the weight of a convolution, its second argument, has 32 input channels or more, or rows shorter than 4.
@@ -125,7 +123,11 @@ bool Facts::first_input_is_a_number() const {
 }
 
 bool Facts::is_common_convolution() const {
-  return has_unit_stride(arguments) && has_many_channels_or_short_rows(arguments);
+  static PyObject* const stride = interned("stride");
+  static PyObject* const output_padding = interned("output_padding");
+  const bool is_transposed = rule.execution.form == ProductForm::transposed_convolution;
+  return is_everywhere(arguments, 3, stride, 1) && has_many_channels_or_short_rows(arguments) &&
+         (!is_transposed || is_everywhere(arguments, 5, output_padding, 0));
 }
 
 bool Facts::may_lower_products(Kind to) const {

@@ -63,7 +63,7 @@ bool adds_bias_afterwards(const Arguments& arguments) {
 // True for a product that torch's function may compute, if autograd tracks the call: the processor has instructions for
 // it, or it is small.
 bool is_left_to_torch(ProductForm form, const Operands& operands, Kind to) {
-  if (form == ProductForm::rounds_once || !lacks_instructions(to)) return true;
+  if (!lacks_instructions(to)) return true;
   const bool is_convolution = form == ProductForm::convolution || form == ProductForm::transposed_convolution;
   return !is_convolution && computes_as_tracked() && operands.values < least_values_tracked;
 }

@@ -63,7 +63,6 @@ enum class ProductForm : std::uint8_t {
   convolution,             // F.conv2d(input, weight, bias, stride, padding, dilation, groups), or 1d or 3d
   transposed_convolution,  // F.conv_transpose2d(input, weight, bias, ...), or 1d or 3d
   rounds_within,           // one within whose sum torch's function rounds
-  rounds_once,             // one that torch's function rounds once, without instructions too
   other,
   count,
 };

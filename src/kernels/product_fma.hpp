@@ -29,6 +29,16 @@ struct FusedProduct {
   const Product& product;
   const FusedPart& part;
 
+  // Widens the numbers at even and at odd positions of the pairs.
+  static void widen(Words pairs, Floats& even, Floats& odd) {
+    if constexpr (requires { Widen::both(pairs, even, odd); }) {
+      Widen::both(pairs, even, odd);
+    } else {
+      even = Widen::even(pairs);
+      odd = Widen::odd(pairs);
+    }
+  }
+
   // ---- the weight in panels ----
 
   // The addresses of `lanes` columns. Those that are not there are the last one again: nothing reads their sums.
@@ -235,8 +245,10 @@ struct FusedProduct {
     if (count >= 2 * lanes) {
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i) {
-        add(2 * i, Widen::even(square[i]), even);
-        add(2 * i + 1, Widen::odd(square[i]), odd);
+        Floats values[2];
+        widen(square[i], values[0], values[1]);
+        add(2 * i, values[0], even);
+        add(2 * i + 1, values[1], odd);
       }
       return;
     }

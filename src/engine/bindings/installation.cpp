@@ -66,7 +66,6 @@ constexpr std::pair<std::string_view, engine::ProductForm> forms[] = {
     {"convolution", engine::ProductForm::convolution},
     {"transposed_convolution", engine::ProductForm::transposed_convolution},
     {"rounds_within", engine::ProductForm::rounds_within},
-    {"rounds_once", engine::ProductForm::rounds_once},
     {"other", engine::ProductForm::other},
 };
 static_assert(std::size(forms) == engine::product_forms);
