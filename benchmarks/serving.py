@@ -27,7 +27,15 @@ from states import autocast
 
 from habana_mp import hmp
 
-WAYS = ("float32", "autocast each", "autocast loop", "bf16 model", "recommended", "recommended, bf16 model", "half, bf16 model")
+WAYS = (
+    "float32",
+    "autocast each",
+    "autocast loop",
+    "bf16 model",
+    "recommended",
+    "recommended, bf16 model",
+    "half, bf16 model",
+)
 LENGTHS = (16, 33, 64, 100, 128, 180, 256, 300, 384, 512)
 
 

@@ -124,14 +124,14 @@ def is_wrong_transposed(
     groups: int = 1,
     dilation: _Numbers = 1,
 ) -> bool:
-    """True if ``conv_transpose1d`` or a similar function with these arguments has a wrong gradient in bfloat16, or is
-    computed by torch's own code, which rounds within the sums. The gradient of its input is a convolution of the result's
-    gradient."""
+    """True if ``conv_transpose1d`` or a similar function with these arguments has a wrong gradient in bfloat16, or rounds
+    within its sums. The gradient of its input is a convolution of the result's gradient."""
     if weight.device.type != "cpu":
         return False
     stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
     padding, output_padding = _for_each(padding, weight), _for_each(output_padding, weight)
-    if any(more >= step for more, step in zip(output_padding, stride, strict=True)):  # the library takes no such call
+    # The library takes no such call, and torch's own code rounds within the sums.
+    if any(more >= step for more, step in zip(output_padding, stride, strict=True)):
         return True
     if not (_is_recorded(weight) or _is_recorded(input)):
         return False

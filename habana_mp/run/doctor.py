@@ -105,7 +105,9 @@ def _print_bf16() -> None:
         what = {"the same": "as fast as fp32"}.get(_verdict(mean), f"{_verdict(mean)} than fp32")
         exceptions = f"; {slower} of {len(found)} of these operations are slower" if slower else ""
         speeds = [1 / statistics.geometric_mean(one) for one in (by_torch, found)]
-        print(f"speed         {device}: torch multiplies bf16 at {speeds[0]:.2f}, habana_mp at {speeds[1]:.2f} of fp32's")
+        print(
+            f"speed         {device}: torch multiplies bf16 at {speeds[0]:.2f}, habana_mp at {speeds[1]:.2f} of fp32's"
+        )
         print(f"verdict       {device}: bf16 takes {mean:.2f} of the time of fp32 in the mean: {what}{exceptions}")
 
 

@@ -109,8 +109,8 @@ std::optional<Product> product_of(const ProductCall& call, Kind kind) {
   if (!view_operand(call.input, kind, input) || !view_operand(call.weight, kind, weight)) return std::nullopt;
   Product product{};
   product.kind = tensor::float_of(kind);
-  if ((call.wants_matrix && input.ndim != 2) || (call.wants_vector && input.ndim != 1) || !set_weight(weight, call.is_linear, product) ||
-      !set_rows(input, product)) {
+  if ((call.wants_matrix && input.ndim != 2) || (call.wants_vector && input.ndim != 1) ||
+      !set_weight(weight, call.is_linear, product) || !set_rows(input, product)) {
     return std::nullopt;
   }
   if (product.rows == 0 || product.inner == 0 || product.outer == 0) return std::nullopt;

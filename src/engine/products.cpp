@@ -43,8 +43,8 @@ Operands look_at(const Arguments& arguments) {
   return seen;
 }
 
-// True if `matmul` expands batches to those of the other operand. Their gradient is then a sum of products, each of which
-// torch rounds.
+// True if `matmul` expands batches to those of the other operand. Their gradient is then a sum of products, each of
+// which torch rounds.
 bool expands_batches(const Arguments& arguments) {
   DLTensor one;
   DLTensor other;

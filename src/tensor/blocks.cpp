@@ -124,7 +124,8 @@ void ask_for_large_pages(void* memory, std::uint64_t bytes) noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const std::uintptr_t begin = (address + large_page - 1) / large_page * large_page;
   const std::uintptr_t end = (address + bytes) / large_page * large_page;
-  if (memory != nullptr && begin < end) madvise(static_cast<char*>(memory) + (begin - address), end - begin, MADV_HUGEPAGE);
+  if (memory != nullptr && begin < end)
+    madvise(static_cast<char*>(memory) + (begin - address), end - begin, MADV_HUGEPAGE);
 }
 
 bool is_block(std::uint64_t bytes) noexcept { return bytes >= block_from.load(std::memory_order_relaxed); }

@@ -5,8 +5,8 @@
 
 #include "host/modes.hpp"
 #include "host/reader.hpp"
-#include "host/tensors.hpp"
 #include "host/system_memory.hpp"
+#include "host/tensors.hpp"
 #include "pybind.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -74,9 +74,10 @@ void register_weights(py::module_& module) {
   module.def("is_cached_memory", [](const py::object& tensor) { return weights::is_cached_memory(tensor.ptr()); });
   module.def("weights_cast", [](const py::object& weight, const py::object& dtype) {
     std::int64_t elements = 0;
-    const bool may_cast = weights::may_be_cached() && host::is_parameter(weight.ptr()) &&
-                          host::kind_of_tensor(weight.ptr()) == Kind::f32;
-    if (may_cast) weights::cached_cast(weight.ptr(), host::kind_of_dtype(dtype.ptr()), weights::Tracking::none, elements);
+    const bool may_cast =
+        weights::may_be_cached() && host::is_parameter(weight.ptr()) && host::kind_of_tensor(weight.ptr()) == Kind::f32;
+    if (may_cast)
+      weights::cached_cast(weight.ptr(), host::kind_of_dtype(dtype.ptr()), weights::Tracking::none, elements);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });

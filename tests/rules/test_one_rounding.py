@@ -1,5 +1,5 @@
-"""Each product is the sum of the products of its operands, rounded once: forms, both precisions, forwards and gradients,
-on this processor and without instructions for the lower precisions."""
+"""A product is a sum that is rounded once: all forms, both precisions, forwards and gradients, on this processor and as
+without instructions for the lower precisions."""
 
 from __future__ import annotations
 

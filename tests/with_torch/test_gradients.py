@@ -38,9 +38,7 @@ def differing(converted: Converter, cases: list[tuple[Case, Any]], **lists: Any)
 
 
 def are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is other or (
-        one is not None and other is not None and torch.equal(one.nan_to_num(), other.nan_to_num())
-    )
+    return one is other or (one is not None and other is not None and torch.equal(one.nan_to_num(), other.nan_to_num()))
 
 
 @pytest.mark.parametrize(("dtype", "cases"), [(BF16, ONE_FORM[::2]), (FP16, ONE_FORM[1::6])], ids=["bf16", "fp16"])

@@ -70,8 +70,8 @@ def product_of_rows(
     # A backward that is differentiated takes functions that autograd knows.
     made: Tensor | None = None
     if input.shape[-1] == 1 and bias is None and not is_float32:
-        return _mul(input, weight.mT).to(input.dtype if dtype is None else dtype)  # nothing is summed
-    if not torch.is_grad_enabled():
+        made = _mul(input, weight.mT)  # nothing is summed
+    elif not torch.is_grad_enabled():
         made = _core.multiply(input, weight, bias, is_float32)
     if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
         rows: Tensor = _mm(_rows(input), weight.mT, out_dtype=torch.float32)
