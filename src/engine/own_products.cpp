@@ -289,16 +289,17 @@ Owned multiply_batches(const Arguments& arguments, Kind kind, ProductForm form) 
 }
 
 Owned multiply(ProductForm form, const Arguments& arguments, Kind kind, bool float32_result) {
-  if (!kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
-  const bool is_matmul = form == ProductForm::matmul && arguments.positional == 2;
-  const std::int32_t dimensions = is_matmul ? dimensions_of(arguments.values[1]) : 0;
-  if (form == ProductForm::bmm || dimensions > 2) {
-    return float32_result || !lacks_instructions(kind) ? nullptr : multiply_batches(arguments, kind, form);
-  }
-  std::optional<ProductCall> call = read_call(dimensions == 1 ? ProductForm::mv : form, arguments, float32_result);
-  if (!call) return nullptr;
+  std::optional<ProductCall> call = read_call(form, arguments, float32_result);
+  const bool is_stack = form == ProductForm::bmm && lacks_instructions(kind) && !float32_result;
+  if (!(call || is_stack) || !kernels::can_multiply() || !host::can_look_inside() || host::is_traced()) return nullptr;
+  if (is_stack) return multiply_batches(arguments, kind, form);
   if (const std::optional<Product> product = product_of(*call, kind)) {
     return is_worth_multiplying(*product) ? multiply_rows(*call, kind, *product) : nullptr;
+  }
+  if (form == ProductForm::matmul) {
+    const std::int32_t dimensions = dimensions_of(call->weight);
+    if (dimensions == 1) return multiply(ProductForm::mv, arguments, kind, float32_result);
+    if (dimensions > 2 && lacks_instructions(kind) && !float32_result) return multiply_batches(arguments, kind, form);
   }
   // Torch would compute one product for each batch of the input.
   if (!host::is_plain_tensor(call->input)) return nullptr;

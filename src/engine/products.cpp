@@ -60,12 +60,14 @@ bool adds_bias_afterwards(const Arguments& arguments) {
          input.ndim > 2 && !host::is_contiguous(input);
 }
 
-// True for a product that torch's function may compute, if autograd tracks the call: the processor has instructions for
-// it, or it is small.
-bool is_left_to_torch(ProductForm form, const Operands& operands, Kind to) {
+// True for a product that torch's function may compute: the processor has instructions for it, or it is small and
+// autograd tracks the call. `count_values` counts those of the operands. Of a small convolution the gradient would be
+// summed in the lower precision.
+template <typename CountValues>
+bool is_left_to_torch(ProductForm form, Kind to, CountValues&& count_values) {
   if (!lacks_instructions(to)) return true;
   const bool is_convolution = form == ProductForm::convolution || form == ProductForm::transposed_convolution;
-  return !is_convolution && computes_as_tracked() && operands.values < least_values_tracked;
+  return !is_convolution && computes_as_tracked() && count_values() < least_values_tracked;
 }
 
 // True if torch's function rounds within the sum on every processor.
@@ -173,7 +175,7 @@ bool is_computed_here(const Rule& rule, const Arguments& arguments, Kind to) {
   const ProductForm form = rule.execution.form;
   if (form == ProductForm::none || !is_lower(to)) return false;
   if (rule.float32_result || rounds_within(form)) return true;
-  if (lacks_instructions(to) && !is_left_to_torch(form, look_at(arguments), to)) return true;
+  if (!is_left_to_torch(form, to, [&] { return look_at(arguments).values; })) return true;
   return computes_as_tracked() ? rounds_twice(form, arguments) : has_weight(form);
 }
 
@@ -187,7 +189,7 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const bool must_look = in_float32 || lacks_instructions(to) || computes_as_tracked();
   const Operands operands = must_look ? look_at(arguments) : Operands();
   if (!operands.are_plain) return by_torch();
-  in_float32 = in_float32 || !is_left_to_torch(form, operands, to);
+  in_float32 = in_float32 || !is_left_to_torch(form, to, [&] { return operands.values; });
   if (computes_as_tracked() && !in_float32 && form == ProductForm::linear) {
     return call_with_dense_input(call, arguments);
   }

@@ -22,22 +22,13 @@ struct FusedProduct {
   static constexpr std::size_t lanes = Isa::lanes;
   static constexpr std::size_t width = 2 * lanes;               // columns of a panel
   static constexpr std::size_t line = 32;                       // numbers in a line of the processor's caches
+  static constexpr std::size_t lines_ahead = 4;                 // that are prefetched
   static constexpr std::size_t most_numbers = 2 * sum_block;    // of a row that are summed at once
   static constexpr std::size_t odd_part = sum_block * width;    // of a panel, after those at even positions
   static constexpr std::size_t most_rows = Isa::most_sums / 2;  // at once: two registers of sums for each
 
   const Product& product;
   const FusedPart& part;
-
-  // Widens the numbers at even and at odd positions of the pairs.
-  static void widen(Words pairs, Floats& even, Floats& odd) {
-    if constexpr (requires { Widen::both(pairs, even, odd); }) {
-      Widen::both(pairs, even, odd);
-    } else {
-      even = Widen::even(pairs);
-      odd = Widen::odd(pairs);
-    }
-  }
 
   // ---- the weight in panels ----
 
@@ -81,7 +72,7 @@ struct FusedProduct {
     for (std::size_t half = 0; half < width; half += lanes) {
       const Columns columns(product, column + half);
       for (std::size_t k = 0; k < count; k += 2 * lanes) {
-        if (k % line == 0) columns.prefetch(begin + k + 4 * line);
+        if (k % line == 0) columns.prefetch(begin + k + lines_ahead * line);
         Words square[lanes];
         load_square(columns, begin + k, count - k, square);
         for (std::size_t i = 0; i < lanes && k + 2 * i < count; ++i) {
@@ -199,10 +190,11 @@ struct FusedProduct {
         // power of two, the caches hold few of such lines together.
 #pragma GCC unroll 2
         for (std::size_t half = 0; half < 2; ++half) {
-          const std::size_t ahead = k + 4 * line;
+          // The lines that come next, which are those of other columns at the end.
+          const std::size_t ahead = k + lines_ahead * line;
           if (ahead < product.inner) {
             columns[half].prefetch(ahead);
-          } else {
+          } else if (product.inner > lines_ahead * line) {
             columns[half].prefetch(ahead - product.inner, width * product.weight_step);
           }
           for (std::size_t in_line = k; in_line < k + line && in_line < end; in_line += 2 * lanes) {
@@ -245,10 +237,14 @@ struct FusedProduct {
     if (count >= 2 * lanes) {
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i) {
-        Floats values[2];
-        widen(square[i], values[0], values[1]);
-        add(2 * i, values[0], even);
-        add(2 * i + 1, values[1], odd);
+        if constexpr (requires { Widen::both(square[i]); }) {
+          const auto [at_even, at_odd] = Widen::both(square[i]);
+          add(2 * i, at_even, even);
+          add(2 * i + 1, at_odd, odd);
+        } else {
+          add(2 * i, Widen::even(square[i]), even);
+          add(2 * i + 1, Widen::odd(square[i]), odd);
+        }
       }
       return;
     }
