@@ -117,7 +117,8 @@ def multiply(
     Returns None if they do not take such tensors."""
 
 def multiply_batches(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """Returns the products of matrices in one lower precision, as ``matmul`` does, in the same way."""
+    """Returns the products of matrices in one lower precision, as ``matmul`` does, in the same way. Returns None too if
+    the processor has instructions for that precision."""
 
 class Composite:
     """A Python function of torch that lists may cover. ``called`` does what its calls did before they came here."""

@@ -18,10 +18,11 @@ _OPERATIONS: dict[type[nn.Module], str] = {
     nn.Bilinear: "bilinear",
     nn.LSTM: "lstm",
     nn.GRU: "gru",
-    nn.RNN: "rnn_tanh",
     **{getattr(nn, f"Conv{count}d"): f"conv{count}d" for count in (1, 2, 3)},
     **{getattr(nn, f"ConvTranspose{count}d"): f"conv_transpose{count}d" for count in (1, 2, 3)},
 }
+#: How the names of their weights and biases begin, besides `bias`.
+_PARAMETERS = ("weight", "bias_ih", "bias_hh", "in_proj_")
 _DTYPES = {name: dtype for dtype, name in PRECISIONS.items() if dtype is not torch.float32}
 
 
@@ -47,12 +48,14 @@ def warm(model: nn.Module) -> int:
     before = _bytes_of_casts()
     for module in model.modules():
         operation = next((one for kind, one in _OPERATIONS.items() if isinstance(module, kind)), None)
+        if isinstance(module, nn.RNN):
+            operation = f"rnn_{module.nonlinearity}"
         if operation is None:
             continue
         explained: Any = explain(operation, module)
         dtype = _DTYPES.get(explained.precision.split()[0])
-        for weight in module.parameters(recurse=False):
-            if dtype is not None:
+        for name, weight in module.named_parameters(recurse=False):
+            if dtype is not None and (name == "bias" or name.startswith(_PARAMETERS)):
                 _core.weights_cast(weight, dtype)
     return _bytes_of_casts() - before
 

@@ -124,8 +124,8 @@ def is_wrong_transposed(
     groups: int = 1,
     dilation: _Numbers = 1,
 ) -> bool:
-    """True if ``conv_transpose1d`` or a similar function with these arguments has a wrong gradient in bfloat16, or rounds
-    within its sums. The gradient of its input is a convolution of the result's gradient."""
+    """True if ``conv_transpose1d`` or a similar function with these arguments has a wrong gradient in bfloat16, or
+    rounds within its sums. The gradient of its input is a convolution of the result's gradient."""
     if weight.device.type != "cpu":
         return False
     stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)

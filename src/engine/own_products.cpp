@@ -33,7 +33,7 @@ struct ProductCall {
   PyObject* bias = Py_None;
   bool is_linear = false;     // the weight is [outer][inner], as for F.linear, not [inner][outer]
   bool wants_matrix = false;  // the input must have two dimensions
-  bool wants_vector = false;  // or one
+  bool wants_vector = false;  // the input must have one dimension
   bool float32_result = false;
 };
 
@@ -152,13 +152,17 @@ struct Stack {
   std::vector<Product> products;    // without their results
 };
 
-// Returns nothing if the kernels do not take the matrices as they are. `expands`: one matrix may stand for several.
-std::optional<Stack> stack_of(PyObject* one, PyObject* other, Kind kind, bool expands) {
+// With fewer multiplications in each product, its preparation takes the most time.
+constexpr std::size_t least_of_matrices = std::size_t{1} << 12;
+
+// Returns nothing if the kernels do not take the matrices as they are, or are slower. `expands`: one matrix may stand
+// for several, and there may be more than three dimensions. Without `with_products` only the sizes are set.
+std::optional<Stack> stack_of(PyObject* one, PyObject* other, Kind kind, bool expands, bool with_products) {
   DLTensor left;
   DLTensor right;
-  if (!view_operand(one, kind, left) || !view_operand(other, kind, right) || left.ndim != right.ndim || left.ndim < 3) {
+  if (!view_operand(one, kind, left) || !view_operand(other, kind, right) || left.ndim != right.ndim)
     return std::nullopt;
-  }
+  if (left.ndim < 3 || (left.ndim > 3 && !expands)) return std::nullopt;
   Product first{};
   first.kind = tensor::float_of(kind);
   if (!set_weight(first_matrix(right), false, first) || !set_rows(first_matrix(left), first)) return std::nullopt;
@@ -171,9 +175,9 @@ std::optional<Stack> stack_of(PyObject* one, PyObject* other, Kind kind, bool ex
     made.sizes.push_back(sizes[0] == 1 ? sizes[1] : sizes[0]);
     count *= made.sizes.back();
   }
-  if (count == 0 || first.rows == 0 || first.inner == 0 || first.outer == 0) return std::nullopt;
+  if (count == 0 || first.rows * first.inner * first.outer < least_of_matrices) return std::nullopt;
   const auto bytes = static_cast<std::int64_t>(tensor::bytes_as(kind, 1));
-  for (std::int64_t number = 0; number < count; ++number) {
+  for (std::int64_t number = 0; with_products && number < count; ++number) {
     Product& product = made.products.emplace_back(first);
     std::int64_t rest = number;
     for (std::int32_t i = left.ndim - 3; i >= 0; --i) {
@@ -192,12 +196,12 @@ std::optional<Stack> stack_of(PyObject* one, PyObject* other, Kind kind, bool ex
 }
 
 Owned multiply_stack(PyObject* one, PyObject* other, Kind kind, bool expands) {
-  const std::optional<Stack> first = stack_of(one, other, kind, expands);
+  const std::optional<Stack> first = stack_of(one, other, kind, expands, false);
   Owned made = first ? host::new_empty(one, first->sizes, kind) : nullptr;
   DLTensor result;
   if (!made || !view_operand(made.get(), kind, result) || !host::is_contiguous(result)) return nullptr;
   // Other code may have run meanwhile, so all is read from here on.
-  std::optional<Stack> stack = stack_of(one, other, kind, expands);
+  std::optional<Stack> stack = stack_of(one, other, kind, expands, true);
   if (!stack || stack->sizes != first->sizes) return nullptr;
   const Product& each = stack->products.front();
   const std::size_t bytes = each.rows * each.outer * tensor::bytes_as(kind, 1);

@@ -53,11 +53,15 @@ bool expands_batches(const Arguments& arguments) {
          !std::equal(one.shape, one.shape + one.ndim - 2, other.shape, other.shape + other.ndim - 2);
 }
 
-// True if `linear` adds the bias to a product that is rounded before: torch folds no batches with gaps between them.
+// True if `linear` adds the bias to a product that is rounded before: torch folds no batches with gaps between them,
+// and no vector with gaps.
 bool adds_bias_afterwards(const Arguments& arguments) {
-  DLTensor input;
-  return arguments.count() > 2 && arguments.values[2] != Py_None && view_plain(arguments.values[0], input) &&
-         input.ndim > 2 && !host::is_contiguous(input);
+  static PyObject* const bias = interned("bias");
+  static PyObject* const name = interned("input");
+  PyObject* const added = find_argument(arguments, 2, bias);
+  PyObject* const input = added == nullptr || added == Py_None ? nullptr : find_argument(arguments, 0, name);
+  DLTensor view;
+  return input != nullptr && view_plain(input, view) && view.ndim != 2 && !host::is_contiguous(view);
 }
 
 // True for a product that torch's function may compute: the processor has instructions for it, or it is small and
@@ -83,11 +87,12 @@ bool rounds_twice(ProductForm form, const Arguments& arguments) {
 // Makes a linear layer's call with the input in one piece.
 Owned call_with_dense_input(const Call& call, const Arguments& arguments) {
   static PyObject* const contiguous = interned("contiguous");
-  const Owned input(PyObject_CallMethodNoArgs(arguments.values[0], contiguous));
+  static PyObject* const name = interned("input");
+  PyObject* const given = find_argument(arguments, 0, name);
+  const Owned input(PyObject_CallMethodNoArgs(given, contiguous));
   if (!input) return nullptr;
   SmallBuffer<PyObject*> values(arguments.count());
-  std::copy_n(arguments.values, arguments.count(), values.data());
-  values[0] = input.get();
+  std::replace_copy(arguments.values, arguments.values + arguments.count(), values.data(), given, input.get());
   return Owned(call_without_modes(call.target, {values.data(), arguments.positional, arguments.keywords}));
 }
 
@@ -184,18 +189,17 @@ Owned call_lowered(const Call& call, const Arguments& arguments, Kind to, bool i
   const auto by_torch = [&] { return Owned(call_without_modes(call.target, arguments)); };
   if (form == ProductForm::none || !host::autocast_is_off()) return by_torch();
   if (call.rule.float32_result) return call_with_float32_result(call, arguments, to);
-  in_float32 = in_float32 || rounds_within(form);
   if (host::is_traced()) return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
-  const bool must_look = in_float32 || lacks_instructions(to) || computes_as_tracked();
+  const bool must_look = in_float32 || rounds_within(form) || lacks_instructions(to) || computes_as_tracked();
   const Operands operands = must_look ? look_at(arguments) : Operands();
   if (!operands.are_plain) return by_torch();
-  in_float32 = in_float32 || !is_left_to_torch(form, to, [&] { return operands.values; });
-  if (computes_as_tracked() && !in_float32 && form == ProductForm::linear) {
-    return call_with_dense_input(call, arguments);
-  }
+  in_float32 = in_float32 || rounds_within(form) || !is_left_to_torch(form, to, [&] { return operands.values; });
+  const bool wants_dense_input = form == ProductForm::linear && !in_float32;
+  if (computes_as_tracked() && wants_dense_input) return call_with_dense_input(call, arguments);
   const bool is_tracked = operands.are_tracked && host::grad_is_enabled();
   Owned result = is_tracked ? call_tracked(call, arguments) : multiply(form, arguments, to, false);
   if (result || PyErr_Occurred() != nullptr) return result;
+  if (wants_dense_input && adds_bias_afterwards(arguments)) return call_with_dense_input(call, arguments);
   return in_float32 ? compute_in_float32(call, arguments, to) : by_torch();
 }
 

@@ -58,9 +58,9 @@ std::size_t most_rows(Float kind) noexcept;
 // Uses at most `threads` threads; small products are computed on the calling thread alone. Thread-safe, safe after
 // fork, never throws. Returns false if there is no memory for a copy of the input or of a part of the weight.
 bool multiply(const Product& product, unsigned threads) noexcept;
-// Computes products of equal sizes, each as `multiply` does.
-bool multiply_each(std::span<const Product> products, unsigned threads) noexcept;
 // The same with the kernels of a given instruction set, which must have some.
 bool multiply_with(const Table& table, const Product& product, unsigned threads) noexcept;
+// Computes products of equal sizes, each as `multiply` does.
+bool multiply_each(std::span<const Product> products, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

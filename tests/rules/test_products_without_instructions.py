@@ -228,6 +228,10 @@ def test_what_torch_refuses_is_refused_and_keywords_change_nothing() -> None:
         lambda: torch.bmm(x, w),
         lambda: torch.bmm(x.expand(1, 64, 96), w.expand(4, 96, 160)),
         lambda: torch.addmm(b, x[None], w),
+        lambda: x[:, :1] @ w,  # a matrix of one column is not expanded
+        lambda: F.linear(x[:, :1], w.t()),
+        lambda: torch.mv(w, b[:1]),
+        lambda: torch.bmm(x.expand(2, 3, 64, 96).detach(), w.expand(2, 3, 96, 160).detach()),
         lambda: F.conv1d(torch.randn(4, 16, 20, 20).bfloat16(), torch.randn(32, 16, 3, 3).bfloat16().requires_grad_()),
     ]
     for call in refused:
@@ -235,6 +239,13 @@ def test_what_torch_refuses_is_refused_and_keywords_change_nothing() -> None:
             call()
     assert torch.equal(torch.mm(x, mat2=w), torch.mm(input=x, mat2=w))
     assert torch.mm(x, mat2=w).dtype is torch.addmm(b, mat1=x, mat2=w).dtype is torch.bfloat16
+
+
+@each("call", [torch.mv, lambda w, x: torch.addmv(x, w, x), torch.matmul])
+def test_the_product_with_a_vector_is_no_view(call: Call) -> None:
+    weight, x = torch.randn(120, 120).bfloat16().requires_grad_(), torch.randn(120).bfloat16()
+    hmp.convert(preset="half")
+    assert not call(weight, x)._is_view()
 
 
 def test_an_operand_is_saved_if_the_other_one_needs_a_gradient() -> None:

@@ -69,10 +69,9 @@ def product_of_rows(
     is_float32 = dtype is torch.float32
     # A backward that is differentiated takes functions that autograd knows.
     made: Tensor | None = None
-    if input.shape[-1] == 1 and bias is None and not is_float32:
-        made = _mul(input, weight.mT)  # nothing is summed
-    elif not torch.is_grad_enabled():
-        made = _core.multiply(input, weight, bias, is_float32)
+    if not torch.is_grad_enabled():
+        is_outer = input.shape[-1] == 1 and bias is None and not is_float32  # nothing is summed
+        made = _mul(input, weight.mT) if is_outer else _core.multiply(input, weight, bias, is_float32)
     if made is None and is_float32 and not torch.is_grad_enabled() and _sums_leave_kernel(input.device.type):
         rows: Tensor = _mm(_rows(input), weight.mT, out_dtype=torch.float32)
         made = _reshape(rows if bias is None else _add(rows, bias), (*input.shape[:-1], -1))
@@ -284,9 +283,9 @@ def _are_alike(tensors: Sequence[Any], dimensions: Sequence[int]) -> bool:
 
 def _call_linear(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
     input, weight, bias = (*arguments, None)[:3]
-    if not isinstance(input, Tensor) or input.dim() < 2 or not _are_alike((input, weight), (input.dim(), 2)):
+    if not isinstance(input, Tensor) or not input.dim() or not _are_alike((input, weight), (input.dim(), 2)):
         return NotImplemented
-    if not _is_bias(bias, weight.shape[0], input.dtype if given is None else None):
+    if input.shape[-1] != weight.shape[1] or not _is_bias(bias, weight.shape[0], None if given else input.dtype):
         return NotImplemented
     return _apply_rows(input, weight, bias, given and given[:2])
 
@@ -309,32 +308,37 @@ def _call_addmm(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | Non
     if len(arguments) != 3 or not _are_alike(arguments[1:], (2, 2)):
         return NotImplemented
     bias, input, weight = arguments
-    if bias is None or not _is_bias(bias, weight.shape[1], input.dtype if given is None else None):
+    if bias is None or input.shape[1] != weight.shape[0]:
+        return NotImplemented
+    if not _is_bias(bias, weight.shape[1], None if given else input.dtype):
         return NotImplemented
     return _apply_rows(input, weight.mT, bias, given and (given[1], given[2].mT))
 
 
-def _call_matmul(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None, dimensions: int = 0) -> Any:
+def _call_matmul(called: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None, dimensions: int = 0) -> Any:
     """Computes ``matmul``, or a function that takes no other operands than those with so many dimensions."""
-    if len(arguments) != 2 or not all(isinstance(one, Tensor) and one.dim() > 1 for one in arguments):
+    if len(arguments) != 2 or not all(isinstance(one, Tensor) and one.dim() for one in arguments):
         return NotImplemented
     one, other = arguments
+    if not dimensions and other.dim() == 1:
+        return _call_mv(called, arguments, given)
     is_taken = not dimensions or (one.dim() == dimensions == other.dim() and one.shape[:-2] == other.shape[:-2])
-    if not is_taken or not _are_alike(arguments, (one.dim(), other.dim())):
+    if not is_taken or not _are_alike(arguments, (one.dim(), other.dim())) or one.shape[-1] != other.shape[-2]:
         return NotImplemented
     if other.dim() == 2:
         return _apply_rows(one, other.mT, None, given and (given[0], given[1].mT))
-    return NotImplemented if given else _apply(_Batches, one, other)
+    return NotImplemented if given or one.dim() == 1 else _apply(_Batches, one, other)
 
 
 def _call_mv(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
     if len(arguments) not in (2, 3) or not _are_alike(arguments[-2:], (2, 1)):
         return NotImplemented
-    (*added, weight, vector), bias = arguments, arguments[0] if len(arguments) == 3 else None
-    if added and (bias is None or not _is_bias(bias, weight.shape[0], vector.dtype if given is None else None)):
+    *added, weight, vector = arguments
+    if weight.shape[1] != vector.shape[0] or added == [None]:
         return NotImplemented
-    row = _reshape(vector, (1, -1))
-    return _reshape(_apply_rows(row, weight, bias, given and (_reshape(given[-1], (1, -1)), given[-2])), (-1,))
+    if added and not _is_bias(added[0], weight.shape[0], None if given else vector.dtype):
+        return NotImplemented
+    return _apply_rows(vector, weight, *added or (None,), given and (given[-1], given[-2]))
 
 
 def _for_each(value: Any, dimensions: int) -> list[int]:
