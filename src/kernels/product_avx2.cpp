@@ -64,15 +64,6 @@ struct Avx2 {
       const Words packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(upper, upper), 0x08);
       return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
     }
-    struct Both {
-      Floats even;
-      Floats odd;
-    };
-    static Both both(Words pairs) {
-      const Words lower = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
-      const Words packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lower, _mm256_srli_epi32(pairs, 16)), 0xd8);
-      return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
-    }
     static Floats load(const std::uint16_t* from) { return _mm256_cvtph_ps(load_half(from)); }
   };
 };

@@ -237,14 +237,8 @@ struct FusedProduct {
     if (count >= 2 * lanes) {
 #pragma GCC unroll 16
       for (std::size_t i = 0; i < lanes; ++i) {
-        if constexpr (requires { Widen::both(square[i]); }) {
-          const auto [at_even, at_odd] = Widen::both(square[i]);
-          add(2 * i, at_even, even);
-          add(2 * i + 1, at_odd, odd);
-        } else {
-          add(2 * i, Widen::even(square[i]), even);
-          add(2 * i + 1, Widen::odd(square[i]), odd);
-        }
+        add(2 * i, Widen::even(square[i]), even);
+        add(2 * i + 1, Widen::odd(square[i]), odd);
       }
       return;
     }
