@@ -487,10 +487,13 @@ def differing(given: list[tuple[Case, tuple[Any, ...], Any]]) -> dict[str, str]:
     return failed
 
 
-def is_rounded_once(case: Case, inputs: tuple[Any, ...], result: Any) -> bool:
+def is_product(case: Case) -> bool:
     names = ops.resolve(case.name)
-    is_product = names is not None and any(ops.row_of(one).product_form for one in names.exact)
-    if not is_product or not isinstance(result, torch.Tensor) or result.dtype is torch.float32:
+    return names is not None and any(ops.row_of(one).product_form for one in names.exact)
+
+
+def is_rounded_once(case: Case, inputs: tuple[Any, ...], result: Any) -> bool:
+    if not is_product(case) or not isinstance(result, torch.Tensor) or result.dtype is torch.float32:
         return False
     with hmp.disable_casts():
         operands = cast(inputs, result.dtype)

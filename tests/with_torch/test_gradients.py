@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import hmp, ops
-from helpers.cases import ADDED_UP, CASES, LATE_KERNELS, NO_KERNEL, Case, cast
+from helpers.cases import ADDED_UP, CASES, LATE_KERNELS, NO_KERNEL, Case, cast, is_product
 from helpers.comparing import assert_same
 from helpers.each import each
 from helpers.gradients import gradients, leaf, low, small_layers
@@ -54,7 +54,7 @@ def test_gradients_of_lowered_operations_are_those_of_casts_by_hand(
         except RuntimeError:
             assert case.name in LATE_KERNELS
             return [gradients(case)]
-        if ops.row_of(case.name).product_form:  # it may also be rounded once, from a float32 sum
+        if is_product(case):  # it may also be rounded once, from a float32 sum
             wide = replace(case, call=lambda *inputs: cast(case.call(*cast(inputs, FP32)), dtype))
             with suppress(RuntimeError):  # the weights of a module are no inputs
                 found.append(gradients(wide, dtype))
