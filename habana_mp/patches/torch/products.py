@@ -333,12 +333,12 @@ def _call_matmul(called: Any, arguments: tuple[Any, ...], given: tuple[Any, ...]
 def _call_mv(_: Any, arguments: tuple[Any, ...], given: tuple[Any, ...] | None) -> Any:
     if len(arguments) not in (2, 3) or not _are_alike(arguments[-2:], (2, 1)):
         return NotImplemented
-    *added, weight, vector = arguments
-    if weight.shape[1] != vector.shape[0] or added == [None]:
+    (weight, vector), bias = arguments[-2:], arguments[0] if len(arguments) == 3 else None
+    if weight.shape[1] != vector.shape[0] or (bias is None and len(arguments) == 3):
         return NotImplemented
-    if added and not _is_bias(added[0], weight.shape[0], None if given else vector.dtype):
+    if not _is_bias(bias, weight.shape[0], None if given else vector.dtype):
         return NotImplemented
-    return _apply_rows(vector, weight, *added or (None,), given and (given[-1], given[-2]))
+    return _apply_rows(vector, weight, bias, given and (given[-1], given[-2]))
 
 
 def _for_each(value: Any, dimensions: int) -> list[int]:
