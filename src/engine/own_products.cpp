@@ -45,14 +45,13 @@ constexpr std::size_t least_products_without_gil = std::size_t{1} << 21;
 
 // Views a plain tensor of this kind on the CPU, whose values do not count as negated.
 bool view_operand(PyObject* tensor, Kind kind, DLTensor& view) {
-  return host::is_plain_tensor(tensor) && host::kind_of_tensor(tensor) == kind && !host::is_negative(tensor) &&
-         host::view_on_cpu(tensor, view);
+  return host::view_plain_on_cpu(tensor, view) && host::kind_of_tensor(tensor) == kind && !host::is_negative(tensor);
 }
 
 // The number of dimensions of a plain tensor on the CPU; 0 for anything else.
 std::int32_t dimensions_of(PyObject* tensor) {
   DLTensor view;
-  return host::is_plain_tensor(tensor) && host::view_on_cpu(tensor, view) ? view.ndim : 0;
+  return host::view_plain_on_cpu(tensor, view) ? view.ndim : 0;
 }
 
 const void* values_of(const DLTensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }

@@ -19,10 +19,6 @@ namespace {
 // The values of all operands together. A function of autograd in Python, or casts, would cost more than they gain.
 constexpr std::int64_t least_values_tracked = 1 << 13;
 
-bool view_plain(PyObject* value, DLTensor& view) {
-  return host::is_plain_tensor(value) && host::view_on_cpu(value, view);
-}
-
 // A look at the tensors of a call.
 struct Operands {
   bool are_plain = true;  // all floating ones are ordinary tensors with values on the CPU
@@ -36,7 +32,7 @@ Operands look_at(const Arguments& arguments) {
     if (!is_floating(kind)) return false;
     DLTensor view;
     seen.are_tracked = seen.are_tracked || host::requires_grad(value);
-    seen.are_plain = seen.are_plain && view_plain(value, view);
+    seen.are_plain = seen.are_plain && host::view_plain_on_cpu(value, view);
     if (seen.are_plain) seen.values += host::count_elements(value);
     return false;
   });
@@ -48,8 +44,8 @@ Operands look_at(const Arguments& arguments) {
 bool expands_batches(const Arguments& arguments) {
   DLTensor one;
   DLTensor other;
-  return arguments.positional == 2 && view_plain(arguments.values[0], one) && one.ndim > 2 &&
-         view_plain(arguments.values[1], other) && other.ndim > 2 &&
+  return arguments.positional == 2 && host::view_plain_on_cpu(arguments.values[0], one) && one.ndim > 2 &&
+         host::view_plain_on_cpu(arguments.values[1], other) && other.ndim > 2 &&
          !std::equal(one.shape, one.shape + one.ndim - 2, other.shape, other.shape + other.ndim - 2);
 }
 
@@ -61,12 +57,12 @@ bool adds_bias_afterwards(const Arguments& arguments) {
   PyObject* const added = find_argument(arguments, 2, bias);
   PyObject* const input = added == nullptr || added == Py_None ? nullptr : find_argument(arguments, 0, name);
   DLTensor view;
-  return input != nullptr && view_plain(input, view) && view.ndim != 2 && !host::is_contiguous(view);
+  return input != nullptr && host::view_plain_on_cpu(input, view) && view.ndim != 2 && !host::is_contiguous(view);
 }
 
 // True for a product that torch's function may compute: the processor has instructions for it, or it is small and
-// autograd tracks the call. `count_values` counts those of the operands. Of a small convolution the gradient would be
-// summed in the lower precision.
+// autograd tracks the call. `count_values` counts those of the operands. A small convolution is not left to torch,
+// which would sum its gradient in the lower precision.
 template <typename CountValues>
 bool is_left_to_torch(ProductForm form, Kind to, CountValues&& count_values) {
   if (!lacks_instructions(to)) return true;

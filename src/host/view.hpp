@@ -53,6 +53,11 @@ inline bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
          view.data != nullptr;
 }
 
+// The same for any object: false too if it is no plain tensor.
+inline bool view_plain_on_cpu(PyObject* object, DLTensor& view) noexcept {
+  return is_plain_tensor(object) && view_on_cpu(object, view);
+}
+
 // True if the strides are those of a new tensor, also in dimensions of one element: torch's cast keeps their strides,
 // and convolutions depend on them.
 bool is_contiguous(const DLTensor& view) noexcept;

@@ -50,7 +50,7 @@ def by_hand_of(op: Any, mixed: Call, function: Any) -> Any:
 
 
 def assert_is_by_hand(op: Any, mixed: Call, function: Any, result: Any, expected: Any) -> None:
-    """Asserts what somebody gets who casts the inputs. A product may also be rounded once, from a float32 sum."""
+    """Asserts the result of inputs that are cast by hand. A product may also be rounded once, from a float32 sum."""
     try:
         assert_same(result, expected)
     except AssertionError:

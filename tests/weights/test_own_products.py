@@ -193,6 +193,8 @@ def test_a_call_that_the_kernels_do_not_take_is_made_otherwise() -> None:
     layer = Weighted(LINEAR)
     hmp.convert()
     with torch.no_grad():
+        vector = torch.randn(144)
+        assert_call_is_right(layer, vector, by_kernels=layer.is_computed_by_kernels(vector))
         for x in (torch.randn([1] * 8 + [144]), torch.randn(0, 144)):
             for _ in range(2):
                 assert_call_is_right(layer, x, by_kernels=False)

@@ -26,7 +26,7 @@ ONE_FORM = list({case.name: case for case in CASES if case.name not in LEFT_OUT}
 
 
 def differing(converted: Converter, cases: list[tuple[Case, Any]], **lists: Any) -> list[str]:
-    """The cases whose gradients, under a list of their name alone, are none of those expected."""
+    """The cases whose gradients, under a list of their name alone, differ from each of those expected."""
     wrong = []
     for case, expected in cases:
         converted(**{side: [case.name] for side in ("bf16", "fp32") if side in lists}, dtype=lists.get("dtype", BF16))
