@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from habana_mp import _core
-from habana_mp.policy.precisions import PRECISIONS
+from habana_mp.policy.precisions import dtype_meant
 from habana_mp.reporting.explanation import explain
 
 #: The operations of torch's layers. `out_proj` of attention is a linear layer itself.
@@ -23,7 +21,6 @@ _OPERATIONS: dict[type[nn.Module], str] = {
 }
 #: How the names of their weights and biases begin, besides `bias`.
 _PARAMETERS = ("weight", "bias_ih", "bias_hh", "in_proj_")
-_DTYPES = {name: dtype for dtype, name in PRECISIONS.items() if dtype is not torch.float32}
 
 
 def warm(model: nn.Module) -> int:
@@ -45,21 +42,15 @@ def warm(model: nn.Module) -> int:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a module; got {type(model).__name__}: {model!r}")
-    before = _bytes_of_casts()
+    before: int = _core.weights_statistics()["bytes"]
     for module in model.modules():
         operation = next((one for kind, one in _OPERATIONS.items() if isinstance(module, kind)), None)
         if isinstance(module, nn.RNN):
             operation = f"rnn_{module.nonlinearity}"
         if operation is None:
             continue
-        explained: Any = explain(operation, module)
-        dtype = _DTYPES.get(explained.precision.split()[0])
+        dtype = dtype_meant(explain(operation, module).precision.split()[0])  # type: ignore[union-attr]  # one name
         for name, weight in module.named_parameters(recurse=False):
-            if dtype is not None and (name == "bias" or name.startswith(_PARAMETERS)):
+            if dtype in (torch.bfloat16, torch.float16) and (name == "bias" or name.startswith(_PARAMETERS)):
                 _core.weights_cast(weight, dtype)
-    return _bytes_of_casts() - before
-
-
-def _bytes_of_casts() -> int:
-    count: int = _core.weights_statistics()["bytes"]
-    return count
+    return int(_core.weights_statistics()["bytes"]) - before

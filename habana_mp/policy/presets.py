@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -32,8 +32,9 @@ class Preset:
     lower: tuple[Listed, ...] = ()
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
-    operands: bool = False
-    """True if its products follow their operands, and nothing that no line of a list names is cast."""
+    operands: Mapping[str, str] | None = None
+    """If its products follow their operands, and no list decides: the other operations that are computed in float32 and
+    rounded once on a CPU, with the precisions in which torch is slow with them."""
     of_autocast: bool = False
     """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
     within: str = EVERYWHERE
@@ -84,7 +85,7 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
         name,
         content["description"],
         **lists,
-        operands=content.get("operands", False),
+        operands=content.get("operands"),
         of_autocast=content.get("of_autocast", False),
         within=content.get("within", EVERYWHERE),
         results=content.get("results", AS_COMPUTED),

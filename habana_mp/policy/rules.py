@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import EVERY, Listed
 from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, Decided, ModuleRule, ModuleRules, rules_of
 from habana_mp.policy.names import operations_of, operations_that_compute
-from habana_mp.policy.precisions import FLOAT32_RESULT
+from habana_mp.policy.precisions import FLOAT32_RESULT, PRECISIONS
 from habana_mp.policy.presets import Preset, shipped_names
 
 #: The entry of one object in what the core installs, as ``_core.pyi`` describes it.
@@ -42,6 +42,8 @@ class Ruling:
     products_only: bool = False
     #: True if the product is of operands in lower precision, and its result is in float32.
     float32_result: bool = False
+    #: Precisions in which torch is slow with it on a CPU.
+    slow_in: str = ""
 
     @cache  # noqa: B019  # rulings are few, and rules of the core are never freed
     def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
@@ -66,7 +68,7 @@ class Ruling:
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
             "wrong_in_bf16": row.wrong_in_bf16,
-            "sums": row.sums,
+            "sums": partial(_is_on_cpu_in, self.slow_in) if self.slow_in else row.sums,
             "in_rows": in_rows if row.wants_rows else None,
         }
         return _core.Rule(
@@ -80,6 +82,10 @@ class Ruling:
             conditions={name: function for name, function in conditions.items() if function is not None},
             product_form=row.product_form,
         )
+
+
+def _is_on_cpu_in(precisions: str, input: Any, *_: Any, **__: Any) -> bool:  # as torch names it
+    return input.device.type == "cpu" and PRECISIONS.get(input.dtype, "none") in precisions
 
 
 def _in_core(castable: Castable | None) -> _core.Castable | None:
@@ -215,13 +221,13 @@ def _policy(
     rulings = rulings_with({})
     decided = {operation: (ruling.precision, Listed("", "O2", 0)) for operation, ruling in of_level.items()}
     return Policy(
-        *_covered(rulings, module_rules.named_operations(), follows_inputs=not lists.operands),
+        *_covered(rulings, module_rules.named_operations(), follows_inputs=lists.operands is None),
         lower,
         lines={**decided, **module_rules.everywhere},
         rulings=rulings,
         module_rules=module_rules,
         rulings_with=rulings_with,
-        follows_inputs=not lists.operands,
+        follows_inputs=lists.operands is None,
     )
 
 
@@ -243,9 +249,10 @@ def _rulings(lists: Preset, lower: str, decided: Decided, refused: frozenset[str
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and ops.has_kernel(operation) and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
-    for operation, row in ops.rows().items() if lists.operands else ():
-        if operation not in rulings and row.product_form:
-            rulings[operation] = Ruling("operands")
+    if lists.operands is not None:
+        found = {operation: "" for operation, row in ops.rows().items() if row.product_form}
+        found |= {one: of for name, of in lists.operands.items() for one in (name, *ops.row_of(name).family.split())}
+        rulings = {operation: Ruling("operands", slow_in=of) for operation, of in found.items()} | rulings
     for operation, precision in _by_parts(decided, lower, lists.of_autocast).items():
         if operation not in rulings and ops.has_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)

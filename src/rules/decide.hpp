@@ -148,6 +148,7 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
       break;
     case Action::operands:
       plan.to = inputs.present.one_lower();
+      if (facts.may_add_up() && !inputs.present.holds_one_precision()) plan.to = Kind::other;
       if (plan.to == Kind::other) return leave_as_written(rule.reason);
       break;
     case Action::left:
@@ -230,7 +231,7 @@ template <typename Facts>
     if (adds_up == Answer::failed) return by(Way::failed);
     if (adds_up == Answer::yes) {
       plan.computed_in = Kind::f32;
-      plan.decision = {Precision::fp32, Reason::sums};
+      plan.decision = {Precision::fp32, rule.action == Action::operands ? Reason::slow : Reason::sums};
     } else if (!must_cast(plan.to, inputs)) {
       return by(Way::leave);
     }

@@ -43,6 +43,8 @@ enum ReasonFlag : unsigned {
   REASON(first_input, "rule 4", none, "", "first input", "the operation is in no list; its first input decides")       \
   REASON(operands, "preset", none, "", "as its operands are",                                                          \
          "with `preset=\"half\"`: a product of tensors that are in a lower precision; others are left alone")          \
+  REASON(slow, "preset", none, "", "computed in float32, then rounded",                                                \
+         "with `preset=\"half\"`: torch is slow with it in that precision on a CPU (lists/presets/half.json)")         \
   REASON(no_kernel, "rule 8", in_log, "", "no kernel for the lower precision",                                         \
          "the device has none, or only an unreliable one")                                                             \
   REASON(scalar, "rule 9", in_log, "scalar", "scalar brought into the lower precision's range",                        \
