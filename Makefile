@@ -9,6 +9,12 @@ TORCH := $(PINNED_TORCH)
 # Without what it requires, which is a torch of its own, and in a folder of its own, as
 # tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
+# What the tests import.
+TESTED := "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" \
+  "scikit-learn>=1.3" torchviz "lightning>=2.6" "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" \
+  "peft>=0.17" "trl>=1.0" "sentence-transformers>=5.0" "diffusers>=0.35" "pytorch-ignite>=0.5" "fastapi>=0.115" \
+  "onnx>=1.18" "onnxscript>=0.5" "expecttest>=0.2" "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" \
+  "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" "torchmetrics>=1.5" "playwright>=1.45" "shtab>=1.6"
 # Without what they require, which names an older NumPy and packages that the tests do not import.
 EXACT_LIBRARIES := "shap==0.51.*" "slicer==0.0.8" "numba>=0.60" "llvmlite>=0.43" "tangermeme==1.6.*" "qpth==0.0.18" \
   "compressai==1.2.*" "einops>=0.8" "pytorch-msssim>=1.0" "torch_geometric>=2.6"
@@ -21,6 +27,11 @@ NEWEST := build/newest
 # For `make test-transformers-4`: without what they require, in a folder of their own, before the newest releases.
 TRANSFORMERS_4 := "transformers==4.57.*" "huggingface_hub==0.36.*" "tokenizers==0.22.*" "datasets==4.7.*" \
   "httpx==0.28.*" "httpcore==1.*"
+# For `make test-aarch64`: that of 2.13 needs libraries of CUDA, 8 GB in all.
+AARCH64_TORCH := torch==2.10.0
+AARCH64_TORCHVISION := torchvision==0.25.0
+AARCH64_FOLDER := build/emulated
+UV_FOR_AARCH64 := $(BIN)/uv pip install --quiet --python-platform aarch64-manylinux_2_28 --python-version 3.11
 # As in pyproject.toml.
 BUILD_REQUIRES := "scikit-build-core>=1.0" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" "librmm-cu12==24.12.1"
 # The releases of torch for `make compatibility`.
@@ -37,7 +48,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest new-torch compare-torch test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 clean build
+.PHONY: demo test quick test-slow test-newest new-torch compare-torch test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 test-aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -156,6 +167,13 @@ aarch64: $(VENV)/.aarch64
 	qemu-aarch64-static -cpu cortex-a57 build/aarch64/kernels_check 2003
 	qemu-aarch64-static -cpu max build/aarch64/kernels_check
 
+# The package for aarch64, built by a cross compiler, and its tests in an emulator, which takes ten times as long:
+# CPU=neoverse-n1 has no bfloat16 instructions. PART=7/31 takes one of so many tests, TESTS=tests/rules some of them.
+CPU := max
+test-aarch64: $(AARCH64_FOLDER)/.built
+	QEMU_CPU=$(CPU) $(AARCH64_FOLDER)/python/bin/python -m pytest -q $(AT_ONCE) -m "not slow" --timeout 6000 \
+	  $(if $(PART),--part $(PART)) $(TESTS)
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(VENV)/.built
@@ -174,13 +192,7 @@ $(VENV)/.torch:
 	touch $@
 
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet $(BUILD_REQUIRES) cmake ninja \
-	  "pytest>=9" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
-	  "lightning>=2.6" "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "trl>=1.0" \
-	  "sentence-transformers>=5.0" "diffusers>=0.35" "pytorch-ignite>=0.5" "fastapi>=0.115" "onnx>=1.18" \
-	  "onnxscript>=0.5" "expecttest>=0.2" \
-	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
-	  "torchmetrics>=1.5" "playwright>=1.45" "shtab>=1.6" "$(TORCH)"
+	$(BIN)/pip install --quiet $(BUILD_REQUIRES) cmake ninja $(TESTED) "$(TORCH)"
 	$(BIN)/pip install --quiet --no-deps $(EXACT_LIBRARIES)
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	touch $@
@@ -212,6 +224,31 @@ $(VENV)/.aarch64:
 	command -v aarch64-linux-gnu-g++ qemu-aarch64-static >/dev/null || \
 	  { $(APT) update -qq; $(APT) install -y -qq g++-aarch64-linux-gnu qemu-user-static; }
 	mkdir -p $(VENV)
+	touch $@
+
+# Debian's Python has its headers there, and what is installed for it lies beside it.
+$(AARCH64_FOLDER)/.root: $(VENV)/.aarch64
+	command -v mmdebstrap >/dev/null || { $(APT) update -qq; $(APT) install -y -qq mmdebstrap; }
+	rm -rf $(AARCH64_FOLDER)/root
+	mkdir -p $(AARCH64_FOLDER)
+	mmdebstrap --quiet --variant=extract --architectures=arm64 \
+	  --include=python3,libpython3.11-dev,libstdc++6,libgomp1,zlib1g bookworm $(AARCH64_FOLDER)/root
+	touch $@
+
+# uv chooses packages for another processor than its own. compressai has no wheel for it.
+$(AARCH64_FOLDER)/.packages: $(AARCH64_FOLDER)/.root $(VENV)/.packages
+	$(BIN)/pip install --quiet uv
+	$(UV_FOR_AARCH64) --target $(AARCH64_FOLDER)/python/lib/python3.11/site-packages $(TESTED) \
+	  "apache-tvm-ffi>=0.1.6" "$(AARCH64_TORCH)"
+	$(UV_FOR_AARCH64) --no-deps --target $(AARCH64_FOLDER)/python/lib/python3.11/site-packages \
+	  $(filter-out "compressai==1.2.*",$(EXACT_LIBRARIES))
+	$(UV_FOR_AARCH64) --no-deps --target $(AARCH64_FOLDER)/python/torchvision "$(AARCH64_TORCHVISION)"
+	$(BIN)/python -m compileall -q $(AARCH64_FOLDER)/python/lib $(AARCH64_FOLDER)/root/usr/lib/python3.11 || true
+	touch $@
+
+$(AARCH64_FOLDER)/.built: $(AARCH64_FOLDER)/.packages $(SOURCES) $(wildcard tests/aarch64/*)
+	$(BIN)/python tests/aarch64/set_up.py python $(AARCH64_FOLDER)
+	$(BIN)/python tests/aarch64/set_up.py core $(AARCH64_FOLDER)
 	touch $@
 
 # Editable: the Python files are used where they lie; only a change of the core builds again.

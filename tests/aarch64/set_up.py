@@ -1,0 +1,76 @@
+"""Makes a Python for aarch64 that an emulator runs, with the package in it; `make test-aarch64` says what is there.
+
+python tests/aarch64/set_up.py python FOLDER     # FOLDER/python/bin/python, for the system in FOLDER/root
+python tests/aarch64/set_up.py core FOLDER       # builds the core by a cross compiler, and installs the package
+python tests/aarch64/set_up.py wheel FOLDER      # builds a wheel into FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+#: QEMU_CPU names the processor.
+PYTHON = """\
+#!/bin/sh
+here=$(dirname "$(readlink -f "$0")")
+exec qemu-aarch64-static -L "$here/../../root" -0 "$here/python" "$here/../../root/usr/bin/python3.11" "$@"
+"""
+CORES = 2
+#: torch reads both files when it is imported, and ends the process without them: the processor is a Neoverse N1.
+IDENTIFICATION = "0x00000000413fd0c1\n"
+FEATURES = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+CORE = """\
+processor\t: {}
+Features\t: {}
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+"""
+
+
+def make_python(folder: Path) -> None:
+    root, python = folder / "root", folder / "python"
+    (python / "bin").mkdir(parents=True, exist_ok=True)
+    (python / "bin" / "python").write_text(PYTHON)
+    (python / "bin" / "python").chmod(0o755)
+    (python / "pyvenv.cfg").write_text(f"home = {root / 'usr' / 'bin'}\ninclude-system-site-packages = false\n")
+    for i in range(CORES):
+        registers = root / f"sys/devices/system/cpu/cpu{i}/regs/identification"
+        registers.mkdir(parents=True, exist_ok=True)
+        (registers / "midr_el1").write_text(IDENTIFICATION)
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc" / "cpuinfo").write_text("\n".join(CORE.format(i, FEATURES) for i in range(CORES)))
+
+
+def settings(folder: Path, core: str) -> dict[str, str]:
+    """Sets the environment of a build, and returns its settings."""
+    os.environ["_PYTHON_HOST_PLATFORM"] = "linux-aarch64"
+    os.environ["SETUPTOOLS_EXT_SUFFIX"] = ".cpython-311-aarch64-linux-gnu.so"
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    toolchain = HERE / "toolchain.cmake"
+    return {"build-dir": str(folder / core), "cmake.define.CMAKE_TOOLCHAIN_FILE": str(toolchain)}
+
+
+def install(folder: Path) -> None:
+    """Builds and installs the package so that its Python files are used where they lie."""
+    from scikit_build_core.build import build_editable
+
+    name = build_editable(str(folder), {**settings(folder, "core"), "cmake.define.HABANA_MP_DEV": "ON"})
+    with zipfile.ZipFile(folder / name) as wheel:
+        wheel.extractall(folder / "python/lib/python3.11/site-packages")
+
+
+def build_wheel(folder: Path) -> None:
+    from scikit_build_core.build import build_wheel
+
+    build_wheel(str(folder), settings(folder, "core-of-wheel"))
+
+
+if __name__ == "__main__":
+    {"python": make_python, "core": install, "wheel": build_wheel}[sys.argv[1]](Path(sys.argv[2]).resolve())
