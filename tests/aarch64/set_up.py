@@ -1,13 +1,15 @@
-"""Makes a Python for aarch64 that an emulator runs, with the package in it; `make test-aarch64` says what is there.
+"""Makes a Python for aarch64 that an emulator runs, with the package in it, for ``make test-aarch64``.
 
-python tests/aarch64/set_up.py python FOLDER     # FOLDER/python/bin/python, for the system in FOLDER/root
-python tests/aarch64/set_up.py core FOLDER       # builds the core by a cross compiler, and installs the package
-python tests/aarch64/set_up.py wheel FOLDER      # builds a wheel into FOLDER
+python tests/aarch64/set_up.py python FOLDER          # FOLDER/python/bin/python, for the system in FOLDER/root
+python tests/aarch64/set_up.py core FOLDER            # builds the core by a cross compiler, and installs the package
+python tests/aarch64/set_up.py wheel FOLDER           # builds a wheel into FOLDER
+python tests/aarch64/set_up.py install FOLDER WHEEL   # FOLDER/installed/bin/python: the wheel, and what python has
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -34,8 +36,11 @@ CPU revision\t: 1
 """
 
 
-def make_python(folder: Path) -> None:
-    root, python = folder / "root", folder / "python"
+PACKAGES = "lib/python3.11/site-packages"
+
+
+def make_python(folder: Path, name: str = "python") -> None:
+    root, python = folder / "root", folder / name
     (python / "bin").mkdir(parents=True, exist_ok=True)
     (python / "bin" / "python").write_text(PYTHON)
     (python / "bin" / "python").chmod(0o755)
@@ -63,14 +68,24 @@ def install(folder: Path) -> None:
 
     name = build_editable(str(folder), {**settings(folder, "core"), "cmake.define.HABANA_MP_DEV": "ON"})
     with zipfile.ZipFile(folder / name) as wheel:
-        wheel.extractall(folder / "python/lib/python3.11/site-packages")
+        wheel.extractall(folder / "python" / PACKAGES)
 
 
-def build_wheel(folder: Path) -> None:
+def make_wheel(folder: Path) -> None:
     from scikit_build_core.build import build_wheel
 
     build_wheel(str(folder), settings(folder, "core-of-wheel"))
 
 
+def install_wheel(folder: Path, name: str) -> None:
+    make_python(folder, "installed")
+    packages = folder / "installed" / PACKAGES
+    shutil.rmtree(packages, ignore_errors=True)
+    with zipfile.ZipFile(name) as wheel:
+        wheel.extractall(packages)
+    (packages / "others.pth").write_text(f"{folder / 'python' / PACKAGES}\n")
+
+
 if __name__ == "__main__":
-    {"python": make_python, "core": install, "wheel": build_wheel}[sys.argv[1]](Path(sys.argv[2]).resolve())
+    call = {"python": make_python, "core": install, "wheel": make_wheel, "install": install_wheel}[sys.argv[1]]
+    call(Path(sys.argv[2]).resolve(), *sys.argv[3:])

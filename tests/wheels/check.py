@@ -1,6 +1,7 @@
 """Checks the wheel and the sdist in a folder, for ``make wheel`` and its siblings; needs Python and binutils only.
 
 python tests/wheels/check.py contents dist          # size, files, needed libraries, paths of this machine
+python tests/wheels/check.py wheel dist             # the same of a wheel alone
 python tests/wheels/check.py install dist TORCH     # in an empty environment without a compiler, the smoke test
 python tests/wheels/check.py again dist             # another build in another folder has the same bytes
 """
@@ -51,12 +52,12 @@ def unexpected_libraries(module: Path) -> list[str]:
     return [name for name in needed_libraries(module) if not OF_THE_SYSTEM.fullmatch(name)]
 
 
-def missing_in_manylinux(module: Path) -> list[str]:
-    """Returns the functions that glibc 2.28 lacks, which is that of manylinux_2_28: there a build fails."""
+def missing_in_manylinux(module: Path, newest: int = 28) -> list[str]:
+    """Returns the functions that this release of glibc lacks: 2.28 is that of manylinux_2_28, where a build fails."""
     output = subprocess.run(["readelf", "-W", "--dyn-syms", module], check=True, capture_output=True, text=True).stdout
     versioned = re.findall(r"UND (\w+)@GLIBC_2\.(\d+)", output)
     return sorted(
-        f"{name} of glibc 2.{minor}" for name, minor in versioned if int(minor) > 28 and not MOVED.match(name)
+        f"{name} of glibc 2.{minor}" for name, minor in versioned if int(minor) > newest and not MOVED.match(name)
     )
 
 
@@ -85,6 +86,8 @@ def faults_of_wheel(wheel: Path) -> Iterable[str]:
         yield f"the version is not {version()}"
     if wheel.stat().st_size > LIMIT:
         yield f"it has {wheel.stat().st_size:,} bytes, more than {LIMIT:,}"
+    named = re.search(r"-manylinux_2_(\d+)_", wheel.name)
+    newest = int(named[1]) if named else 28
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         names = set(archive.namelist())
         yield from (f"{name} is missing" for name in sorted(NEEDED - names))
@@ -92,7 +95,7 @@ def faults_of_wheel(wheel: Path) -> Iterable[str]:
         for name in (name for name in names if ".so" in Path(name).name):
             module = Path(archive.extract(name, folder))
             yield from (f"{name} needs {library}" for library in unexpected_libraries(module))
-            yield from (f"{name} needs {function}" for function in missing_in_manylinux(module))
+            yield from (f"{name} needs {function}" for function in missing_in_manylinux(module, newest))
             yield from (f"{name} has the path {path}" for path in paths_inside(module.read_bytes()))
             print(f"{name}: {module.stat().st_size:,} bytes, needs {', '.join(needed_libraries(module))}")
 
@@ -110,12 +113,14 @@ def faults_of_sdist(sdist: Path) -> Iterable[str]:
     yield from (f"{path} does not belong there" for path in paths if path.suffix in {".so", ".pyc", ".o"})
 
 
-def check_contents(folder: Path) -> bool:
-    wheel, sdist = one_file(folder, "*.whl"), one_file(folder, "*.tar.gz")
+def check_contents(folder: Path, *, of_sdist: bool) -> bool:
+    wheel = one_file(folder, "*.whl")
     faults = [f"{wheel.name}: {fault}" for fault in faults_of_wheel(wheel)]
-    faults += [f"{sdist.name}: {fault}" for fault in faults_of_sdist(sdist)]
-    for path in (wheel, sdist):
-        print(f"{path.name}: {path.stat().st_size:,} bytes")
+    print(f"{wheel.name}: {wheel.stat().st_size:,} bytes")
+    if of_sdist:
+        sdist = one_file(folder, "*.tar.gz")
+        faults += [f"{sdist.name}: {fault}" for fault in faults_of_sdist(sdist)]
+        print(f"{sdist.name}: {sdist.stat().st_size:,} bytes")
     print("\n".join(faults) or "contents are as they should be")
     return not faults
 
@@ -166,13 +171,13 @@ def check_again(folder: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("check", choices=["contents", "install", "again"])
+    parser.add_argument("check", choices=["contents", "wheel", "install", "again"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("torch", nargs="?", default="torch", help="what pip installs beside the wheel")
     options = parser.parse_args()
     folder = options.folder.resolve()
-    if options.check == "contents":
-        passed = check_contents(folder)
+    if options.check in ("contents", "wheel"):
+        passed = check_contents(folder, of_sdist=options.check == "contents")
     elif options.check == "install":
         passed = check_install(folder, options.torch)
     else:
