@@ -250,7 +250,7 @@ $(AARCH64_FOLDER)/.root: $(VENV)/.aarch64
 $(AARCH64_FOLDER)/.packages: $(AARCH64_FOLDER)/.root $(VENV)/.packages
 	$(BIN)/pip install --quiet uv
 	$(UV_FOR_AARCH64) --target $(AARCH64_FOLDER)/python/lib/python3.11/site-packages $(TESTED) \
-	  "apache-tvm-ffi>=0.1.6" "$(AARCH64_TORCH)"
+	  "apache-tvm-ffi>=0.1.6" "pybind11>=3.0" "$(AARCH64_TORCH)"
 	$(UV_FOR_AARCH64) --no-deps --target $(AARCH64_FOLDER)/python/lib/python3.11/site-packages \
 	  $(filter-out "compressai==1.2.*",$(EXACT_LIBRARIES))
 	$(UV_FOR_AARCH64) --no-deps --target $(AARCH64_FOLDER)/python/torchvision "$(AARCH64_TORCHVISION)"

@@ -63,6 +63,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         first, step = map(int, part.split("/"))
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step != first])
         items[:] = items[first::step]
+    if "QEMU_CPU" in os.environ:
+        from aarch64.unable import UNABLE
+
+        for item in items:
+            for reason in (why for name, why in UNABLE.items() if item.nodeid.startswith(name)):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

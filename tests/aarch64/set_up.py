@@ -15,11 +15,18 @@ import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-#: QEMU_CPU names the processor.
+#: QEMU_CPU names the processor. What starts a compiler gets the one that compiles for it.
 PYTHON = """\
 #!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
+PATH="$here:$PATH" CPATH="$here/../../root/usr/include:$here/../../root/usr/include/python3.11"
+export PATH CPATH
 exec qemu-aarch64-static -L "$here/../../root" -0 "$here/python" "$here/../../root/usr/bin/python3.11" "$@"
+"""
+#: "native" would be this machine's own processor.
+COMPILER = """\
+#!/bin/bash
+exec aarch64-linux-gnu-{} "${{@/-march=native/-march=armv8.2-a}}"
 """
 CORES = 2
 #: torch reads both files when it is imported, and ends the process without them: the processor is a Neoverse N1.
@@ -44,6 +51,9 @@ def make_python(folder: Path, name: str = "python") -> None:
     (python / "bin").mkdir(parents=True, exist_ok=True)
     (python / "bin" / "python").write_text(PYTHON)
     (python / "bin" / "python").chmod(0o755)
+    for compiler in ("gcc", "g++"):
+        (python / "bin" / compiler).write_text(COMPILER.format(compiler))
+        (python / "bin" / compiler).chmod(0o755)
     (python / "pyvenv.cfg").write_text(f"home = {root / 'usr' / 'bin'}\ninclude-system-site-packages = false\n")
     for i in range(CORES):
         registers = root / f"sys/devices/system/cpu/cpu{i}/regs/identification"
